@@ -1,0 +1,20 @@
+// This level's rows of the table. ORT_HINA_ISA_SUFFIX and the three costs are set by the including unit. Included inside an
+// ISA namespace, last.
+
+#define ORT_HINA_ROWS(TYPE, TYPE_NAME)                                                                               \
+  {"matmul_f32_" TYPE_NAME "_nk_dot_" ORT_HINA_ISA_NAME, kIsa, TYPE, Layout::kNK, Cut::kN, 4, 0, 0, kDotCost,         \
+   matmul_dot<TYPE>},                                                                                                \
+  {"matmul_f32_" TYPE_NAME "_nk_panel_" ORT_HINA_ISA_NAME, kIsa, TYPE, Layout::kNK, Cut::kN, kPanelN, 0, kPanelK,     \
+   kPanelNKCost, matmul_panel<TYPE, Layout::kNK>},                                                                   \
+  {"matmul_f32_" TYPE_NAME "_kn_stream_" ORT_HINA_ISA_NAME, kIsa, TYPE, Layout::kKN, Cut::kK, 1, kStreamChunk, 0,     \
+   kStreamCost, matmul_stream<TYPE>},                                                                                \
+  {"matmul_f32_" TYPE_NAME "_kn_panel_" ORT_HINA_ISA_NAME, kIsa, TYPE, Layout::kKN, Cut::kN, kPanelN, 0, kPanelK,     \
+   kPanelKNCost, matmul_panel<TYPE, Layout::kKN>}
+
+const MatmulKernel kKernels[] = {
+    ORT_HINA_ROWS(DataType::kF32, "f32"),
+    ORT_HINA_ROWS(DataType::kF16, "f16"),
+    ORT_HINA_ROWS(DataType::kBF16, "bf16"),
+};
+
+const VectorOps kOps = {kIsa, activate, combine, widen, sum_chunks};

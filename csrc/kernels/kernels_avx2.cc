@@ -1,0 +1,38 @@
+// AVX2 with FMA and F16C: Haswell, Zen and onwards.
+// Nothing of the C++ library is included: an inline function that this unit instantiated with its instructions could be
+// the copy that the linker keeps for all.
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/isa_tables.h"
+
+namespace ort_hina::kernels::avx2 {
+namespace {
+
+constexpr Isa kIsa = Isa::kAvx2;
+#define ORT_HINA_ISA_NAME "avx2"
+
+#include "kernels/simd_avx2.h"
+#include "kernels/weight_load.inl"
+#include "kernels/matmul_dot.inl"
+#include "kernels/matmul_panel.inl"
+#include "kernels/matmul_stream.inl"
+#include "kernels/vector_ops.inl"
+
+// Cycles for an element, measured (see Cost): a pass costs its load, a token its multiply-add.
+constexpr float kVector = 1.0f / Simd::kWidth;
+constexpr Cost kDotCost = {1.0f * kVector, 1.6f * kVector, kDotTokens};
+constexpr Cost kPanelNKCost = {8.0f * kVector, 1.1f * kVector, UINT32_MAX};
+constexpr Cost kPanelKNCost = {4.0f * kVector, 1.1f * kVector, UINT32_MAX};
+constexpr Cost kStreamCost = {1.0f * kVector, 1.6f * kVector, kStreamTokens};
+constexpr uint32_t kStreamChunk = 128;
+
+#include "kernels/isa_rows.inl"
+
+}  // namespace
+
+IsaTable isa_table() { return {kKernels, sizeof kKernels / sizeof kKernels[0], &kOps}; }
+
+}  // namespace ort_hina::kernels::avx2

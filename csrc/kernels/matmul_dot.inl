@@ -1,0 +1,77 @@
+// Few tokens, [N,K]: vectors along k, one accumulator for each (row, token), summed across lanes at the end. One weight row
+// at a time is one sequential stream, which the hardware prefetcher follows best; with 2 to 4 tokens several rows share
+// the loads of the activations. Included inside an ISA namespace.
+
+// Tokens that share one pass over a weight row.
+constexpr size_t kDotTokens = 4;
+
+template <DataType T, int Tokens, int Rows, int Unroll>
+inline void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_bytes, size_t k, float* c, size_t ldc) {
+  constexpr size_t kW = Simd::kWidth;
+  Simd::F acc[Tokens][Rows][Unroll];
+  for (int t = 0; t < Tokens; ++t)
+    for (int r = 0; r < Rows; ++r)
+      for (int u = 0; u < Unroll; ++u) acc[t][r][u] = Simd::zero();
+
+  size_t i = 0;
+  for (; i + Unroll * kW <= k; i += Unroll * kW)
+    for (int u = 0; u < Unroll; ++u) {
+      Simd::F weight[Rows];
+      for (int r = 0; r < Rows; ++r)
+        weight[r] = Weights<T>::load(w + r * row_bytes + (i + u * kW) * Weights<T>::kSize);
+      for (int t = 0; t < Tokens; ++t) {
+        const Simd::F x = Simd::load(a + t * lda + i + u * kW);
+        for (int r = 0; r < Rows; ++r) acc[t][r][u] = Simd::fma(x, weight[r], acc[t][r][u]);
+      }
+    }
+  for (; i < k; i += kW) {
+    const size_t n = k - i < kW ? k - i : kW;
+    for (int r = 0; r < Rows; ++r) {
+      const uint8_t* p = w + r * row_bytes + i * Weights<T>::kSize;
+      const Simd::F weight = n == kW ? Weights<T>::load(p) : Weights<T>::load_head(p, n);
+      for (int t = 0; t < Tokens; ++t) {
+        const Simd::F x = n == kW ? Simd::load(a + t * lda + i) : Simd::load_head(a + t * lda + i, n);
+        acc[t][r][0] = Simd::fma(x, weight, acc[t][r][0]);
+      }
+    }
+  }
+  for (int t = 0; t < Tokens; ++t)
+    for (int r = 0; r < Rows; ++r) {
+      for (int u = Unroll / 2; u > 0; u /= 2)
+        for (int v = 0; v < u; ++v) acc[t][r][v] = Simd::add(acc[t][r][v], acc[t][r][v + u]);
+      c[t * ldc + r] = Simd::sum(acc[t][r][0]);
+    }
+}
+
+// An output's order of summation depends on the number of tokens only, not on where a block of rows begins: the rows
+// left over at the end use the same unrolling.
+template <DataType T, int Tokens>
+inline void dot_rows(const MatmulArgs& p, const uint8_t* w, size_t rows, const float* a, float* c) {
+  constexpr int kUnroll = Tokens == 1 ? 8 : 1;
+  constexpr int kRows = Tokens == 1 ? 1 : Tokens == 2 ? 4 : Simd::kDotRows;
+  const size_t row_bytes = p.ldw * Weights<T>::kSize;
+  size_t r = 0;
+  for (; r + kRows <= rows; r += kRows)
+    dot_block<T, Tokens, kRows, kUnroll>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
+  for (; r < rows; ++r) dot_block<T, Tokens, 1, kUnroll>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
+}
+
+template <DataType T>
+void matmul_dot(const MatmulArgs& p) {
+  constexpr size_t kRowGroup = 4;  // stays in L1 while the tokens pass
+  const uint8_t* w = static_cast<const uint8_t*>(p.w);
+  for (size_t n = 0; n < p.n; n += kRowGroup) {
+    const size_t rows = p.n - n < kRowGroup ? p.n - n : kRowGroup;
+    const uint8_t* group = w + n * p.ldw * Weights<T>::kSize;
+    for (size_t t = 0; t < p.m; t += kDotTokens) {
+      const float* a = p.a + t * p.lda;
+      float* c = p.c + t * p.ldc + n;
+      switch (p.m - t) {
+        case 1: dot_rows<T, 1>(p, group, rows, a, c); break;
+        case 2: dot_rows<T, 2>(p, group, rows, a, c); break;
+        case 3: dot_rows<T, 3>(p, group, rows, a, c); break;
+        default: dot_rows<T, 4>(p, group, rows, a, c);
+      }
+    }
+  }
+}

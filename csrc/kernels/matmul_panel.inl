@@ -1,0 +1,111 @@
+// Many tokens, both layouts: a panel of kPanelK inputs × n outputs is widened (and for [N,K] transposed) once into scratch
+// that stays in L2, and serves every token. Included inside an ISA namespace.
+
+constexpr int kPanelVectors = 2;
+constexpr size_t kPanelN = kPanelVectors * Simd::kWidth;
+// 256 inputs × 32 outputs × 4 bytes = 32 KB: one strip of the panel fills L1, and the sums in C are touched once in 256
+// steps.
+constexpr size_t kPanelK = 256;
+
+// Scratch holds strips of kPanelN outputs: strip s, input k, output n at [(s*depth + k)*kPanelN + n]. Outputs beyond n are 0.
+template <DataType T>
+void fill_panel_kn(const uint8_t* w, size_t ldw, size_t depth, size_t n, float* panel) {
+  constexpr size_t kW = Simd::kWidth;
+  for (size_t k = 0; k < depth; ++k) {
+    const uint8_t* row = w + k * ldw * Weights<T>::kSize;
+    for (size_t j = 0; j < n; j += kPanelN) {
+      float* out = panel + (j * depth) + k * kPanelN;
+      for (size_t v = 0; v < kPanelN; v += kW) {
+        const size_t left = n > j + v ? n - j - v : 0;
+        const uint8_t* p = row + (j + v) * Weights<T>::kSize;
+        const Simd::F x = left >= kW ? Weights<T>::load(p) : left ? Weights<T>::load_head(p, left) : Simd::zero();
+        Simd::store(out + v, x);
+      }
+    }
+  }
+}
+
+template <DataType T>
+void fill_panel_nk(const uint8_t* w, size_t ldw, size_t depth, size_t n, float* panel) {
+  constexpr size_t kW = Simd::kWidth;
+  const size_t row_bytes = ldw * Weights<T>::kSize;
+  for (size_t j = 0; j < n; j += kPanelN)
+    for (size_t v = 0; v < kPanelN; v += kW)
+      for (size_t k = 0; k < depth; k += kW) {
+        const size_t inputs = depth - k < kW ? depth - k : kW;
+        Simd::F square[kW];
+        for (size_t r = 0; r < kW; ++r) {
+          if (j + v + r >= n) {
+            square[r] = Simd::zero();
+            continue;
+          }
+          const uint8_t* p = w + (j + v + r) * row_bytes + k * Weights<T>::kSize;
+          square[r] = inputs == kW ? Weights<T>::load(p) : Weights<T>::load_head(p, inputs);
+        }
+        Simd::transpose(square);
+        float* out = panel + j * depth + k * kPanelN + v;
+        for (size_t i = 0; i < inputs; ++i) Simd::store(out + i * kPanelN, square[i]);
+      }
+}
+
+template <int Rows>
+inline void panel_tile(const float* a, size_t lda, const float* strip, size_t depth, float* c, size_t ldc, size_t n,
+                       bool first) {
+  constexpr size_t kW = Simd::kWidth;
+  Simd::F acc[Rows][kPanelVectors];
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::zero();
+  if (!first) {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < kPanelVectors; ++v) {
+        const float* sum = c + r * ldc + v * kW;
+        const size_t left = n > v * kW ? n - v * kW : 0;
+        if (left >= kW) acc[r][v] = Simd::load(sum);
+        else if (left) acc[r][v] = Simd::load_head(sum, left);
+      }
+  }
+  for (size_t k = 0; k < depth; ++k) {
+    Simd::F weight[kPanelVectors];
+    for (int v = 0; v < kPanelVectors; ++v) weight[v] = Simd::load(strip + k * kPanelN + v * kW);
+    for (int r = 0; r < Rows; ++r) {
+      const Simd::F x = Simd::set1(a[r * lda + k]);
+      for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::fma(x, weight[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < kPanelVectors; ++v) {
+      float* sum = c + r * ldc + v * kW;
+      const size_t left = n > v * kW ? n - v * kW : 0;
+      if (left >= kW) Simd::store(sum, acc[r][v]);
+      else if (left) Simd::store_head(sum, acc[r][v], left);
+    }
+}
+
+// The last rows of m, fewer than a tile has.
+template <int Rows>
+inline void panel_tail(size_t rows, const float* a, size_t lda, const float* strip, size_t depth, float* c, size_t ldc,
+                       size_t n, bool first) {
+  if constexpr (Rows > 0) {
+    if (rows == Rows) panel_tile<Rows>(a, lda, strip, depth, c, ldc, n, first);
+    else panel_tail<Rows - 1>(rows, a, lda, strip, depth, c, ldc, n, first);
+  }
+}
+
+template <DataType T, Layout L>
+void matmul_panel(const MatmulArgs& p) {
+  constexpr size_t kM = Simd::kGemmRows;
+  const uint8_t* w = static_cast<const uint8_t*>(p.w);
+  for (size_t k = 0; k < p.k; k += kPanelK) {
+    const size_t depth = p.k - k < kPanelK ? p.k - k : kPanelK;
+    if constexpr (L == Layout::kKN) fill_panel_kn<T>(w + k * p.ldw * Weights<T>::kSize, p.ldw, depth, p.n, p.scratch);
+    else fill_panel_nk<T>(w + k * Weights<T>::kSize, p.ldw, depth, p.n, p.scratch);
+    for (size_t j = 0; j < p.n; j += kPanelN) {
+      const float* strip = p.scratch + j * depth;
+      const size_t n = p.n - j < kPanelN ? p.n - j : kPanelN;
+      size_t m = 0;
+      for (; m + kM <= p.m; m += kM)
+        panel_tile<kM>(p.a + m * p.lda + k, p.lda, strip, depth, p.c + m * p.ldc + j, p.ldc, n, k == 0);
+      panel_tail<kM - 1>(p.m - m, p.a + m * p.lda + k, p.lda, strip, depth, p.c + m * p.ldc + j, p.ldc, n, k == 0);
+    }
+  }
+}

@@ -1,0 +1,41 @@
+// The MoE operator: plan, kernels, region. No ONNX Runtime types.
+#pragma once
+#include <functional>
+
+#include "operators/moe_config.h"
+#include "runtime/region.h"
+
+namespace ort_hina::operators {
+
+struct MoeInputs {
+  const void* x;  // [tokens, hidden]
+  DataType x_type;
+  const void* ids;  // [tokens, k], int64 or int32
+  bool ids_are_64_bit;
+  const void* weights;  // [tokens, k]
+  DataType weights_type;
+  size_t tokens, k;
+  void* y;  // [tokens, hidden], x_type
+};
+
+// Memory for one call, 64-byte aligned, given back by the caller after it.
+using Workspace = std::function<void*(size_t bytes)>;
+
+// Holds no state of a call: run() may be entered by several threads at once.
+class Moe {
+ public:
+  Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa isa)
+      : config_(resolve(attributes, windows)), isa_(isa) {}
+
+  const MoeConfig& config() const { return config_; }
+  Isa isa() const { return isa_; }
+
+  // Throws std::invalid_argument where an id is out of range or names a missing expert.
+  void run(const MoeInputs& inputs, const runtime::Pool& pool, const Workspace& workspace) const;
+
+ private:
+  MoeConfig config_;
+  Isa isa_;
+};
+
+}  // namespace ort_hina::operators

@@ -1,0 +1,209 @@
+#include "ort/moe_op.h"
+
+#include <stdexcept>
+
+#include "ort/moe_attributes.h"
+#include "runtime/cpu.h"
+
+namespace ort_hina::ort {
+namespace {
+
+using std::to_string;
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+const char* type_name(ONNXTensorElementDataType type) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return "float";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return "float16";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return "bfloat16";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE: return "double";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return "int32";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64: return "int64";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16: return "int16";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8: return "int8";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8: return "uint8";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16: return "uint16";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32: return "uint32";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64: return "uint64";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: return "bool";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING: return "string";
+    default: return "of another element type";
+  }
+}
+
+DataType floating_type(ONNXTensorElementDataType type, const std::string& what) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return DataType::kF32;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return DataType::kF16;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return DataType::kBF16;
+    default: fail(what + " is " + type_name(type) + ", expected float, float16 or bfloat16");
+  }
+}
+
+std::string describe(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + to_string(shape[i]);
+  return text + ")";
+}
+
+std::string node_name(const Ort::ConstKernelInfo& info) {
+  const std::string name = info.GetNodeName();
+  return "ort_hina MoE node '" + name + "': ";
+}
+
+std::vector<operators::Window> read_windows(const Ort::ConstKernelInfo& info) {
+  std::vector<operators::Window> windows;
+  for (size_t i = 3; i < info.GetInputCount(); ++i) {
+    const std::string what = "input " + to_string(i) + " (window " + to_string(i - 3) + ")";
+    int constant = 0;
+    const auto value = info.GetTensorConstantInput(i, &constant);
+    if (!constant) fail(what + ": expected a constant initializer, got a value computed at run time");
+    const auto shape = value.GetTensorTypeAndShapeInfo();
+    const DataType type = floating_type(shape.GetElementType(), what);
+    windows.push_back({static_cast<const uint8_t*>(value.GetTensorRawData()), shape.GetElementCount() * size_of(type), type});
+  }
+  return windows;
+}
+
+// Rows and the last dimension of a rank 2 or 3 input.
+struct Rows {
+  std::vector<int64_t> shape;
+  size_t rows, width;
+  ONNXTensorElementDataType type;
+};
+
+Rows rows_of(const Ort::ConstValue& value, const char* what) {
+  const auto info = value.GetTensorTypeAndShapeInfo();
+  Rows r = {info.GetShape(), 1, 0, info.GetElementType()};
+  if (r.shape.size() != 2 && r.shape.size() != 3)
+    fail(std::string(what) + ": expected rank 2 or 3, got shape " + describe(r.shape));
+  for (size_t i = 0; i + 1 < r.shape.size(); ++i) r.rows *= static_cast<size_t>(r.shape[i]);
+  r.width = static_cast<size_t>(r.shape.back());
+  return r;
+}
+
+// The region over ONNX Runtime's own pool.
+struct PoolBody {
+  void (*body)(void*, size_t);
+  void* data;
+};
+
+void parallel_for(void* context, size_t count, void (*body)(void*, size_t), void* data) {
+  PoolBody call = {body, data};
+  auto run = [](void* raw, size_t i) {
+    const PoolBody* call = static_cast<const PoolBody*>(raw);
+    call->body(call->data, i);
+  };
+  Ort::ThrowOnError(Ort::GetApi().KernelContext_ParallelFor(static_cast<const OrtKernelContext*>(context), run, count, 0, &call));
+}
+
+// Scratch of one call from the session's own allocator: its arena keeps it for the next layer.
+class Scratch {
+ public:
+  explicit Scratch(OrtKernelContext* context) {
+    const Ort::MemoryInfo info = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+    Ort::ThrowOnError(Ort::GetApi().KernelContext_GetAllocator(context, info, &allocator_));
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    release();
+    Ort::GetApi().ReleaseAllocator(allocator_);
+  }
+  // One piece at a time: the next replaces it.
+  void* allocate(size_t bytes) {
+    release();
+    memory_ = allocator_->Alloc(allocator_, bytes + kAlignment);
+    if (!memory_) throw std::bad_alloc();
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_);
+    return reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  }
+
+ private:
+  static constexpr size_t kAlignment = 64;
+  void release() {
+    if (memory_) allocator_->Free(allocator_, memory_);
+    memory_ = nullptr;
+  }
+  OrtAllocator* allocator_ = nullptr;
+  void* memory_ = nullptr;
+};
+
+OrtStatusPtr status_of(const std::string& node, const std::exception& error) {
+  const OrtErrorCode code =
+      dynamic_cast<const std::invalid_argument*>(&error) ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION;
+  return Ort::GetApi().CreateStatus(code, (node + error.what()).c_str());
+}
+
+}  // namespace
+
+MoeKernel::MoeKernel(const OrtKernelInfo* raw, const Settings& settings)
+    : node_(node_name(Ort::ConstKernelInfo{raw})), threads_(settings.threads) {
+  const Ort::ConstKernelInfo info{raw};
+  moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), read_windows(info), runtime::choose_isa().isa);
+}
+
+OrtStatusPtr MoeKernel::ComputeV2(OrtKernelContext* context) {
+  try {
+    compute(context);
+    return nullptr;
+  } catch (const std::exception& error) {
+    return status_of(node_, error);
+  }
+}
+
+void MoeKernel::compute(OrtKernelContext* raw) const {
+  const Ort::KernelContext context(raw);
+  const Ort::ConstValue x = context.GetInput(0), ids = context.GetInput(1), weights = context.GetInput(2);
+  const Rows rows = rows_of(x, "input 0 (X)");
+  const Rows chosen = rows_of(ids, "input 1 (expert_ids)");
+  const Rows weight = rows_of(weights, "input 2 (expert_weights)");
+  if (rows.width != moe_->config().hidden)
+    fail("input 0 (X): expected a last dimension of " + to_string(moe_->config().hidden) + " (hidden_size), got shape " +
+         describe(rows.shape));
+  if (chosen.rows != rows.rows)
+    fail("input 1 (expert_ids): expected " + to_string(rows.rows) + " rows as in X " + describe(rows.shape) +
+         ", got shape " + describe(chosen.shape));
+  if (weight.shape != chosen.shape)
+    fail("input 2 (expert_weights): expected the shape of expert_ids " + describe(chosen.shape) + ", got " +
+         describe(weight.shape));
+  const bool wide = chosen.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+  if (!wide && chosen.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32)
+    fail(std::string("input 1 (expert_ids) is ") + type_name(chosen.type) + ", expected int32 or int64");
+
+  Ort::UnownedValue y = context.GetOutput(0, rows.shape);
+  operators::MoeInputs in = {};
+  in.x = x.GetTensorRawData();
+  in.x_type = floating_type(rows.type, "input 0 (X)");
+  in.ids = ids.GetTensorRawData();
+  in.ids_are_64_bit = wide;
+  in.weights = weights.GetTensorRawData();
+  in.weights_type = floating_type(weight.type, "input 2 (expert_weights)");
+  in.tokens = rows.rows;
+  in.k = chosen.width;
+  in.y = y.GetTensorMutableRawData();
+
+  Scratch scratch(raw);
+  const runtime::Pool pool = {raw, parallel_for, threads_};
+  moe_->run(in, pool, [&scratch](size_t bytes) { return scratch.allocate(bytes); });
+}
+
+OrtStatusPtr MoeOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {
+  try {
+    *kernel = new MoeKernel(info, settings_);
+    return nullptr;
+  } catch (const std::exception& error) {
+    return status_of(node_name(Ort::ConstKernelInfo{info}), error);
+  }
+}
+
+// Y has X's shape. An unnamed unknown dimension cannot be handed on: it would become a wrong -1, so then nothing is said.
+OrtStatusPtr MoeOp::InferOutputShape(Ort::ShapeInferContext& context) {
+  const Ort::ShapeInferContext::Shape shape = context.GetInputShape(0);
+  for (const auto& dim : shape)
+    if (dim.IsInt() && dim.AsInt() < 0) return nullptr;
+  return context.SetOutputShape(0, shape).release();
+}
+
+}  // namespace ort_hina::ort

@@ -1,0 +1,67 @@
+// The MoE operator as ONNX Runtime sees it: shapes are checked here, errors are worded here.
+#pragma once
+#include <onnxruntime_cxx_api.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "operators/moe.h"
+
+namespace ort_hina::ort {
+
+// The lowest version of the function table that has all that is called here. Asking for no more lets one build serve
+// every newer runtime.
+constexpr uint32_t kApiVersion = 18;
+
+// What the session's options say about this library (ort_hina.register sets them).
+struct Settings {
+  size_t threads;
+};
+
+class MoeKernel {
+ public:
+  MoeKernel(const OrtKernelInfo* info, const Settings& settings);
+  OrtStatusPtr ComputeV2(OrtKernelContext* context);
+
+ private:
+  void compute(OrtKernelContext* context) const;
+
+  std::string node_;
+  std::unique_ptr<operators::Moe> moe_;
+  size_t threads_;
+};
+
+// One instance for each type of X; ONNX Runtime picks by type.
+class MoeOp : public Ort::CustomOpBase<MoeOp, MoeKernel, /*WithStatus=*/true> {
+ public:
+  MoeOp(ONNXTensorElementDataType x_type, const Settings& settings) : x_type_(x_type), settings_(settings) {
+    OrtCustomOp::version = kApiVersion;
+  }
+
+  OrtStatusPtr CreateKernelV2(const OrtApi& api, const OrtKernelInfo* info, void** kernel) const;
+  const char* GetName() const { return "MoE"; }
+  const char* GetExecutionProviderType() const { return "CPUExecutionProvider"; }
+
+  size_t GetInputTypeCount() const { return 4; }
+  ONNXTensorElementDataType GetInputType(size_t i) const {
+    return i == 0 ? x_type_ : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  }
+  OrtCustomOpInputOutputCharacteristic GetInputCharacteristic(size_t i) const {
+    return i < 3 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_VARIADIC;
+  }
+  int GetVariadicInputMinArity() const { return 1; }
+  bool GetVariadicInputHomogeneity() const { return false; }
+
+  size_t GetOutputTypeCount() const { return 1; }
+  ONNXTensorElementDataType GetOutputType(size_t) const { return x_type_; }
+  OrtCustomOpInputOutputCharacteristic GetOutputCharacteristic(size_t) const { return INPUT_OUTPUT_REQUIRED; }
+
+  static OrtStatusPtr InferOutputShape(Ort::ShapeInferContext& context);
+
+ private:
+  const ONNXTensorElementDataType x_type_;
+  const Settings settings_;
+};
+
+}  // namespace ort_hina::ort

@@ -1,0 +1,78 @@
+// The library's only export.
+#include <cstdlib>
+#include <list>
+#include <mutex>
+
+#include "ort/moe_op.h"
+#include "runtime/cpu.h"
+
+namespace ort_hina::ort {
+namespace {
+
+constexpr char kDomain[] = "ort_hina";
+constexpr char kThreadsKey[] = "ort_hina.threads";
+
+// What one session's options registered. ONNX Runtime keeps pointers into it as long as any session lives, and does not say
+// when the last one ends, so it is kept to the end of the process.
+struct Registration {
+  Ort::CustomOpDomain domain{kDomain};
+  std::list<MoeOp> ops;
+};
+
+std::string config_entry(const OrtSessionOptions* options, const char* key) {
+  const OrtApi& api = Ort::GetApi();
+  int present = 0;
+  Ort::ThrowOnError(api.HasSessionConfigEntry(options, key, &present));
+  if (!present) return {};
+  size_t size = 0;
+  Ort::ThrowOnError(api.GetSessionConfigEntry(options, key, nullptr, &size));
+  std::string value(size, '\0');
+  Ort::ThrowOnError(api.GetSessionConfigEntry(options, key, &value[0], &size));
+  value.resize(size ? size - 1 : 0);
+  return value;
+}
+
+Settings read_settings(const OrtSessionOptions* options) {
+  const std::string text = config_entry(options, kThreadsKey);
+  if (text.empty()) return {runtime::usable_threads()};
+  char* end = nullptr;
+  const long threads = std::strtol(text.c_str(), &end, 10);
+  if (*end || threads < 1 || threads > 65536)
+    throw std::invalid_argument(std::string("session config entry ") + kThreadsKey + ": expected a number of threads, got '" +
+                                text + "'");
+  return {static_cast<size_t>(threads)};
+}
+
+void register_ops(OrtSessionOptions* options) {
+  static std::mutex mutex;
+  static std::list<Registration> registrations;
+  const Settings settings = read_settings(options);
+  const std::lock_guard<std::mutex> lock(mutex);
+  Registration& registration = registrations.emplace_back();
+  for (auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+                    ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16}) {
+    registration.ops.emplace_back(type, settings);
+    registration.domain.Add(&registration.ops.back());
+  }
+  Ort::ThrowOnError(Ort::GetApi().AddCustomOpDomain(options, registration.domain));
+}
+
+}  // namespace
+}  // namespace ort_hina::ort
+
+extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options,
+                                                                                            const OrtApiBase* base) {
+  const OrtApi* api = base->GetApi(ort_hina::ort::kApiVersion);
+  if (!api) {
+    const std::string message = "ort_hina needs ONNX Runtime 1." + std::to_string(ort_hina::ort::kApiVersion) +
+                                " or newer, this is " + base->GetVersionString();
+    return base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED, message.c_str());
+  }
+  Ort::InitApi(api);
+  try {
+    ort_hina::ort::register_ops(options);
+    return nullptr;
+  } catch (const std::exception& error) {
+    return api->CreateStatus(ORT_INVALID_ARGUMENT, (std::string("ort_hina: ") + error.what()).c_str());
+  }
+}

@@ -1,0 +1,106 @@
+#include <memory>
+
+#include "operators/moe.h"
+#include "python/bindings.h"
+#include "python/std_pool.h"
+
+namespace ort_hina::python {
+namespace {
+
+std::vector<int64_t> integers(const py::dict& attributes, const std::string& name) {
+  return attributes.contains(name) ? attributes[name.c_str()].cast<std::vector<int64_t>>() : std::vector<int64_t>{};
+}
+
+template <typename T>
+void take(const py::dict& attributes, const std::string& name, T* value) {
+  if (attributes.contains(name)) *value = attributes[name.c_str()].cast<T>();
+}
+
+operators::MatrixAttributes matrix(const py::dict& a, const std::string& role) {
+  operators::MatrixAttributes m;
+  m.offsets = integers(a, role + "_offsets");
+  m.windows = integers(a, role + "_windows");
+  m.strides = integers(a, role + "_strides");
+  m.bias_offsets = integers(a, role + "_bias_offsets");
+  m.bias_windows = integers(a, role + "_bias_windows");
+  take(a, role + "_bias_stride", &m.bias_stride);
+  return m;
+}
+
+operators::MoeAttributes moe_attributes(const py::dict& a) {
+  operators::MoeAttributes attributes;
+  take(a, "num_experts", &attributes.num_experts);
+  take(a, "hidden_size", &attributes.hidden_size);
+  take(a, "intermediate_size", &attributes.intermediate_size);
+  attributes.gate = matrix(a, "gate");
+  attributes.up = matrix(a, "up");
+  attributes.down = matrix(a, "down");
+  take(a, "activation", &attributes.activation);
+  take(a, "activation_alpha", &attributes.activation_alpha);
+  take(a, "activation_beta", &attributes.activation_beta);
+  take(a, "swiglu_limit", &attributes.swiglu_limit);
+  take(a, "weight_on", &attributes.weight_on);
+  return attributes;
+}
+
+// A node and its windows, ready to run.
+class NativeMoe {
+ public:
+  NativeMoe(const py::dict& attributes, std::vector<std::pair<Bytes, std::string>> windows, const std::string& isa)
+      : windows_(std::move(windows)) {
+    std::vector<operators::Window> views;
+    for (const auto& [bytes, type] : windows_)
+      views.push_back({bytes.data(), static_cast<size_t>(bytes.size()), data_type(type)});
+    moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa));
+  }
+
+  Bytes run(const Bytes& x, const std::string& x_type, const py::array& ids, const Bytes& weights,
+            const std::string& weights_type, size_t threads) const {
+    operators::MoeInputs in = {};
+    in.x_type = data_type(x_type);
+    in.weights_type = data_type(weights_type);
+    if (ids.ndim() != 2) throw std::invalid_argument("ids: expected rank 2");
+    const bool wide = py::isinstance<py::array_t<int64_t, py::array::c_style>>(ids);
+    if (!wide && !py::isinstance<py::array_t<int32_t, py::array::c_style>>(ids))
+      throw std::invalid_argument("ids: expected a contiguous int32 or int64 array");
+    in.tokens = static_cast<size_t>(ids.shape(0));
+    in.k = static_cast<size_t>(ids.shape(1));
+    const size_t row_bytes = moe_->config().hidden * size_of(in.x_type);
+    if (static_cast<size_t>(x.size()) != in.tokens * row_bytes) throw std::invalid_argument("x: expected tokens × hidden_size elements");
+    if (static_cast<size_t>(weights.size()) != in.tokens * in.k * size_of(in.weights_type))
+      throw std::invalid_argument("weights: expected as many elements as ids");
+    if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
+    Bytes y(std::vector<size_t>{in.tokens * row_bytes});
+    in.x = x.data();
+    in.ids = ids.data();
+    in.ids_are_64_bit = wide;
+    in.weights = weights.data();
+    in.y = y.mutable_data();
+
+    const runtime::Pool pool = {&threads, std_parallel_for, threads};
+    py::gil_scoped_release release;
+    std::unique_ptr<uint8_t[]> memory;
+    moe_->run(in, pool, [&memory](size_t bytes) {
+      memory.reset(new uint8_t[bytes + 64]);
+      return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) / 64 * 64);
+    });
+    return y;
+  }
+
+ private:
+  std::vector<std::pair<Bytes, std::string>> windows_;
+  std::unique_ptr<operators::Moe> moe_;
+};
+
+}  // namespace
+
+void bind_moe(py::module_& m) {
+  py::class_<NativeMoe>(m, "Moe", "One MoE node (docs/operators.md). The windows are referenced, not copied.")
+      .def(py::init<const py::dict&, std::vector<std::pair<Bytes, std::string>>, const std::string&>(), py::arg("attributes"),
+           py::arg("windows"), py::arg("isa") = "")
+      .def("run", &NativeMoe::run, py::arg("x"), py::arg("x_type"), py::arg("ids"), py::arg("weights"),
+           py::arg("weights_type"), py::arg("threads") = 1,
+           "Bytes of Y. x and weights are uint8 views of their elements; ids is an int32 or int64 array [T, k].");
+}
+
+}  // namespace ort_hina::python

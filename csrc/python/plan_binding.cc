@@ -1,0 +1,78 @@
+#include "plan/routing.h"
+#include "plan/work.h"
+#include "python/bindings.h"
+
+namespace ort_hina::python {
+namespace {
+
+py::dict route(const py::array_t<int64_t, py::array::c_style>& ids, size_t experts) {
+  const size_t slots = static_cast<size_t>(ids.size());
+  const size_t bad = plan::first_bad_id(ids.data(), slots, experts);
+  if (bad < slots) throw std::invalid_argument("slot " + std::to_string(bad) + " is out of range");
+  plan::Routing routing;
+  plan::route(ids.data(), slots, experts, &routing);
+  py::list active;
+  for (const plan::ActiveExpert& e : routing.active) active.append(py::make_tuple(e.id, e.begin, e.count));
+  py::dict d;
+  d["active"] = active;
+  d["order"] = routing.order;
+  d["position"] = routing.position;
+  d["expert"] = routing.expert;
+  return d;
+}
+
+plan::MatmulForm form(const py::dict& d) {
+  plan::MatmulForm f;
+  f.cut_k = d["cut_k"].cast<bool>();
+  f.n_step = d["n_step"].cast<uint32_t>();
+  f.k_chunk = d["k_chunk"].cast<uint32_t>();
+  if (d.contains("n_most")) f.n_most = d["n_most"].cast<uint32_t>();
+  return f;
+}
+
+const char* step_name(plan::Step step) {
+  switch (step) {
+    case plan::Step::kGather: return "gather";
+    case plan::Step::kGateUp: return "gate_up";
+    case plan::Step::kFinishHidden: return "finish_hidden";
+    case plan::Step::kDown: return "down";
+    case plan::Step::kCombine: return "combine";
+  }
+  return "";
+}
+
+py::list plan_work(const std::vector<uint32_t>& rows, const py::dict& gate_up, const py::dict& down, size_t tokens,
+                   size_t hidden, size_t intermediate, bool gather, size_t threads) {
+  std::vector<plan::ExpertLoad> loads;
+  uint32_t slots = 0;
+  for (uint32_t r : rows) {
+    loads.push_back({slots, r, form(gate_up), form(down)});
+    slots += r;
+  }
+  plan::WorkList list;
+  plan::plan_work({&loads, tokens, slots, hidden, intermediate, gather, threads}, &list);
+  py::list items;
+  for (const plan::WorkItem& i : list.items) {
+    py::dict d;
+    d["step"] = step_name(i.step);
+    d["expert"] = i.expert;
+    d["row"] = i.row;
+    d["rows"] = i.rows;
+    d["begin"] = i.begin;
+    d["count"] = i.count;
+    d["wait"] = i.wait_event == plan::kNoEvent ? py::object(py::none()) : py::object(py::make_tuple(i.wait_event, i.wait_count));
+    d["signal"] = i.signal_event == plan::kNoEvent ? py::object(py::none()) : py::object(py::int_(i.signal_event));
+    items.append(d);
+  }
+  return items;
+}
+
+}  // namespace
+
+void bind_plan(py::module_& m) {
+  m.def("route", &route, py::arg("ids"), py::arg("experts"));
+  m.def("plan_work", &plan_work, py::arg("rows"), py::arg("gate_up"), py::arg("down"), py::arg("tokens"), py::arg("hidden"),
+        py::arg("intermediate"), py::arg("gather"), py::arg("threads"));
+}
+
+}  // namespace ort_hina::python
