@@ -1,4 +1,4 @@
-// This level's rows of the table. ORT_HINA_ISA_SUFFIX and the three costs are set by the including unit. Included inside an
+// This level's rows of the table. ORT_HINA_ISA_NAME and the costs are set by the including unit. Included inside an
 // ISA namespace, last.
 
 #define ORT_HINA_ROWS(TYPE, TYPE_NAME)                                                                               \
@@ -17,4 +17,4 @@ const MatmulKernel kKernels[] = {
     ORT_HINA_ROWS(DataType::kBF16, "bf16"),
 };
 
-const VectorOps kOps = {kIsa, activate, combine, widen, sum_chunks};
+const VectorOps kOps = {kIsa, activate, combine, widen, sum_chunks, multiply_adds};

@@ -84,6 +84,9 @@ struct VectorOps {
   void (*widen)(const void* from, DataType type, size_t n, float scale, float* to);
   // sum[i] = Σ_c parts[c*distance + i]
   void (*sum_chunks)(const float* parts, size_t chunks, size_t distance, size_t n, float* sum);
+  // As many f32 multiply-adds as the registers can keep in flight, `rounds` times; returns how many operations that were
+  // (a multiply-add is two). The yardstick for arithmetic.
+  double (*multiply_adds)(size_t rounds);
 };
 
 }  // namespace ort_hina::kernels

@@ -21,12 +21,14 @@ constexpr Isa kIsa = Isa::kAvx2;
 #include "kernels/matmul_stream.inl"
 #include "kernels/vector_ops.inl"
 
-// Cycles for an element, measured (see Cost): a pass costs its load, a token its multiply-add.
+// Cycles for an element, from hot runs of each kernel over m = 1…240 (see Cost): {a pass over the weights, a token, tokens
+// of a pass}, in units of one vector multiply-add.
 constexpr float kVector = 1.0f / Simd::kWidth;
-constexpr Cost kDotCost = {1.0f * kVector, 1.6f * kVector, kDotTokens};
+constexpr Cost kDotCost = {0.5f * kVector, 2.0f * kVector, kDotTokens};
 constexpr Cost kPanelNKCost = {8.0f * kVector, 1.1f * kVector, UINT32_MAX};
-constexpr Cost kPanelKNCost = {4.0f * kVector, 1.1f * kVector, UINT32_MAX};
-constexpr Cost kStreamCost = {1.0f * kVector, 1.6f * kVector, kStreamTokens};
+constexpr Cost kPanelKNCost = {10.0f * kVector, 1.1f * kVector, UINT32_MAX};
+constexpr Cost kStreamCost = {1.0f * kVector, 2.1f * kVector, kStreamTokens};
+// Inputs of the smallest chunk that is worth an item of its own: 8 blocks of rows or more.
 constexpr uint32_t kStreamChunk = 128;
 
 #include "kernels/isa_rows.inl"

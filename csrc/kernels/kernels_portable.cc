@@ -20,12 +20,21 @@ constexpr Isa kIsa = Isa::kPortable;
 #include "kernels/matmul_stream.inl"
 #include "kernels/vector_ops.inl"
 
-// Cycles for an element, measured (see Cost): a pass costs its load, a token its multiply-add.
+// Cycles for an element, from hot runs of each kernel over m = 1…240 (see Cost): {a pass over the weights, a token, tokens
+// of a pass}, in units of one vector multiply-add.
 constexpr float kVector = 1.0f / Simd::kWidth;
-constexpr Cost kDotCost = {1.0f * kVector, 1.6f * kVector, kDotTokens};
+#if defined(__aarch64__)
+constexpr Cost kDotCost = {0.5f * kVector, 1.3f * kVector, kDotTokens};
 constexpr Cost kPanelNKCost = {8.0f * kVector, 1.1f * kVector, UINT32_MAX};
-constexpr Cost kPanelKNCost = {4.0f * kVector, 1.1f * kVector, UINT32_MAX};
-constexpr Cost kStreamCost = {1.0f * kVector, 1.6f * kVector, kStreamTokens};
+constexpr Cost kPanelKNCost = {8.0f * kVector, 1.1f * kVector, UINT32_MAX};
+constexpr Cost kStreamCost = {1.0f * kVector, 1.4f * kVector, kStreamTokens};
+#else
+constexpr Cost kDotCost = {0.5f * kVector, 1.2f * kVector, kDotTokens};
+constexpr Cost kPanelNKCost = {6.0f * kVector, 1.4f * kVector, UINT32_MAX};
+constexpr Cost kPanelKNCost = {6.0f * kVector, 1.4f * kVector, UINT32_MAX};
+constexpr Cost kStreamCost = {1.0f * kVector, 2.4f * kVector, kStreamTokens};
+#endif
+// Inputs of the smallest chunk that is worth an item of its own: 8 blocks of rows or more.
 constexpr uint32_t kStreamChunk = 128;
 
 #include "kernels/isa_rows.inl"

@@ -5,7 +5,9 @@
 // Tokens that share one pass over a weight row.
 constexpr size_t kDotTokens = 4;
 
-template <DataType T, int Tokens, int Rows, int Unroll>
+// `Prefetch`: the same place of the rows that come next, to L2. With several tokens the arithmetic takes long enough that
+// the hardware's prefetcher falls behind; with one it does better alone.
+template <DataType T, int Tokens, int Rows, int Unroll, bool Prefetch>
 inline void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_bytes, size_t k, float* c, size_t ldc) {
   constexpr size_t kW = Simd::kWidth;
   Simd::F acc[Tokens][Rows][Unroll];
@@ -17,8 +19,11 @@ inline void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_b
   for (; i + Unroll * kW <= k; i += Unroll * kW)
     for (int u = 0; u < Unroll; ++u) {
       Simd::F weight[Rows];
-      for (int r = 0; r < Rows; ++r)
-        weight[r] = Weights<T>::load(w + r * row_bytes + (i + u * kW) * Weights<T>::kSize);
+      for (int r = 0; r < Rows; ++r) {
+        const uint8_t* p = w + r * row_bytes + (i + u * kW) * Weights<T>::kSize;
+        if constexpr (Prefetch) Simd::prefetch_l2(p + Rows * row_bytes);
+        weight[r] = Weights<T>::load(p);
+      }
       for (int t = 0; t < Tokens; ++t) {
         const Simd::F x = Simd::load(a + t * lda + i + u * kW);
         for (int r = 0; r < Rows; ++r) acc[t][r][u] = Simd::fma(x, weight[r], acc[t][r][u]);
@@ -45,20 +50,20 @@ inline void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_b
 
 // An output's order of summation depends on the number of tokens only, not on where a block of rows begins: the rows
 // left over at the end use the same unrolling.
-template <DataType T, int Tokens>
+template <DataType T, int Tokens, bool Prefetch>
 inline void dot_rows(const MatmulArgs& p, const uint8_t* w, size_t rows, const float* a, float* c) {
   constexpr int kUnroll = Tokens == 1 ? 8 : 1;
   constexpr int kRows = Tokens == 1 ? 1 : Tokens == 2 ? 4 : Simd::kDotRows;
   const size_t row_bytes = p.ldw * Weights<T>::kSize;
   size_t r = 0;
   for (; r + kRows <= rows; r += kRows)
-    dot_block<T, Tokens, kRows, kUnroll>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
-  for (; r < rows; ++r) dot_block<T, Tokens, 1, kUnroll>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
+    dot_block<T, Tokens, kRows, kUnroll, Prefetch>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
+  for (; r < rows; ++r) dot_block<T, Tokens, 1, kUnroll, Prefetch>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
 }
 
 template <DataType T>
 void matmul_dot(const MatmulArgs& p) {
-  constexpr size_t kRowGroup = 4;  // stays in L1 while the tokens pass
+  constexpr size_t kRowGroup = 4;  // stays in L2 while the tokens pass
   const uint8_t* w = static_cast<const uint8_t*>(p.w);
   for (size_t n = 0; n < p.n; n += kRowGroup) {
     const size_t rows = p.n - n < kRowGroup ? p.n - n : kRowGroup;
@@ -66,11 +71,12 @@ void matmul_dot(const MatmulArgs& p) {
     for (size_t t = 0; t < p.m; t += kDotTokens) {
       const float* a = p.a + t * p.lda;
       float* c = p.c + t * p.ldc + n;
+      const bool first = t == 0;
       switch (p.m - t) {
-        case 1: dot_rows<T, 1>(p, group, rows, a, c); break;
-        case 2: dot_rows<T, 2>(p, group, rows, a, c); break;
-        case 3: dot_rows<T, 3>(p, group, rows, a, c); break;
-        default: dot_rows<T, 4>(p, group, rows, a, c);
+        case 1: dot_rows<T, 1, false>(p, group, rows, a, c); break;
+        case 2: first ? dot_rows<T, 2, true>(p, group, rows, a, c) : dot_rows<T, 2, false>(p, group, rows, a, c); break;
+        case 3: first ? dot_rows<T, 3, true>(p, group, rows, a, c) : dot_rows<T, 3, false>(p, group, rows, a, c); break;
+        default: first ? dot_rows<T, 4, true>(p, group, rows, a, c) : dot_rows<T, 4, false>(p, group, rows, a, c);
       }
     }
   }

@@ -3,9 +3,8 @@
 
 constexpr int kPanelVectors = 2;
 constexpr size_t kPanelN = kPanelVectors * Simd::kWidth;
-// 256 inputs × 32 outputs × 4 bytes = 32 KB: one strip of the panel fills L1, and the sums in C are touched once in 256
-// steps.
-constexpr size_t kPanelK = 256;
+// One strip of the panel takes 16 KB, half of the smallest L1 in use: the other half streams the tokens.
+constexpr size_t kPanelK = 16384 / (kPanelN * sizeof(float));
 
 // Scratch holds strips of kPanelN outputs: strip s, input k, output n at [(s*depth + k)*kPanelN + n]. Outputs beyond n are 0.
 template <DataType T>
@@ -48,9 +47,35 @@ void fill_panel_nk(const uint8_t* w, size_t ldw, size_t depth, size_t n, float* 
       }
 }
 
+// The weights of the next panel, fetched to L2 line by line while this one is computed: otherwise the memory would rest
+// during the arithmetic and the arithmetic during the filling.
+class NextPanel {
+ public:
+  NextPanel() = default;
+  // `rows` runs of `run` bytes, `distance` bytes apart, spread evenly over `steps` inputs of all tiles.
+  NextPanel(const uint8_t* first, size_t rows, size_t run, size_t distance, size_t steps)
+      : line_(first), row_(first), run_(run), distance_(distance), left_(rows * ((run + kLine - 1) / kLine)) {
+    if (left_ && steps > left_) interval_ = steps / left_;
+  }
+  size_t interval() const { return interval_; }
+  void fetch() {
+    if (!left_) return;
+    --left_;
+    Simd::prefetch_l2(line_);
+    line_ += kLine;
+    if (line_ >= row_ + run_) line_ = row_ += distance_;
+  }
+
+ private:
+  static constexpr size_t kLine = 64;
+  const uint8_t* line_ = nullptr;
+  const uint8_t* row_ = nullptr;
+  size_t run_ = 0, distance_ = 0, left_ = 0, interval_ = 1;
+};
+
 template <int Rows>
 inline void panel_tile(const float* a, size_t lda, const float* strip, size_t depth, float* c, size_t ldc, size_t n,
-                       bool first) {
+                       bool first, NextPanel& next) {
   constexpr size_t kW = Simd::kWidth;
   Simd::F acc[Rows][kPanelVectors];
   for (int r = 0; r < Rows; ++r)
@@ -64,12 +89,16 @@ inline void panel_tile(const float* a, size_t lda, const float* strip, size_t de
         else if (left) acc[r][v] = Simd::load_head(sum, left);
       }
   }
-  for (size_t k = 0; k < depth; ++k) {
-    Simd::F weight[kPanelVectors];
-    for (int v = 0; v < kPanelVectors; ++v) weight[v] = Simd::load(strip + k * kPanelN + v * kW);
-    for (int r = 0; r < Rows; ++r) {
-      const Simd::F x = Simd::set1(a[r * lda + k]);
-      for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::fma(x, weight[v], acc[r][v]);
+  for (size_t k = 0; k < depth;) {
+    next.fetch();
+    const size_t end = depth - k < next.interval() ? depth : k + next.interval();
+    for (; k < end; ++k) {
+      Simd::F weight[kPanelVectors];
+      for (int v = 0; v < kPanelVectors; ++v) weight[v] = Simd::load(strip + k * kPanelN + v * kW);
+      for (int r = 0; r < Rows; ++r) {
+        const Simd::F x = Simd::set1(a[r * lda + k]);
+        for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::fma(x, weight[v], acc[r][v]);
+      }
     }
   }
   for (int r = 0; r < Rows; ++r)
@@ -84,11 +113,23 @@ inline void panel_tile(const float* a, size_t lda, const float* strip, size_t de
 // The last rows of m, fewer than a tile has.
 template <int Rows>
 inline void panel_tail(size_t rows, const float* a, size_t lda, const float* strip, size_t depth, float* c, size_t ldc,
-                       size_t n, bool first) {
+                       size_t n, bool first, NextPanel& next) {
   if constexpr (Rows > 0) {
-    if (rows == Rows) panel_tile<Rows>(a, lda, strip, depth, c, ldc, n, first);
-    else panel_tail<Rows - 1>(rows, a, lda, strip, depth, c, ldc, n, first);
+    if (rows == Rows) panel_tile<Rows>(a, lda, strip, depth, c, ldc, n, first, next);
+    else panel_tail<Rows - 1>(rows, a, lda, strip, depth, c, ldc, n, first, next);
   }
+}
+
+template <DataType T, Layout L>
+inline NextPanel next_panel(const MatmulArgs& p, size_t k) {
+  const size_t depth = k >= p.k ? 0 : p.k - k < kPanelK ? p.k - k : kPanelK;
+  const size_t tiles = (p.m + Simd::kGemmRows - 1) / Simd::kGemmRows * ((p.n + kPanelN - 1) / kPanelN);
+  const size_t row_bytes = p.ldw * Weights<T>::kSize;
+  const uint8_t* w = static_cast<const uint8_t*>(p.w);
+  if constexpr (L == Layout::kKN)
+    return NextPanel(w + k * row_bytes, depth, p.n * Weights<T>::kSize, row_bytes, tiles * kPanelK);
+  else
+    return NextPanel(w + k * Weights<T>::kSize, depth ? p.n : 0, depth * Weights<T>::kSize, row_bytes, tiles * kPanelK);
 }
 
 template <DataType T, Layout L>
@@ -99,13 +140,16 @@ void matmul_panel(const MatmulArgs& p) {
     const size_t depth = p.k - k < kPanelK ? p.k - k : kPanelK;
     if constexpr (L == Layout::kKN) fill_panel_kn<T>(w + k * p.ldw * Weights<T>::kSize, p.ldw, depth, p.n, p.scratch);
     else fill_panel_nk<T>(w + k * Weights<T>::kSize, p.ldw, depth, p.n, p.scratch);
+    NextPanel next = next_panel<T, L>(p, k + kPanelK);
     for (size_t j = 0; j < p.n; j += kPanelN) {
       const float* strip = p.scratch + j * depth;
       const size_t n = p.n - j < kPanelN ? p.n - j : kPanelN;
+      const float* a = p.a + k;
+      float* c = p.c + j;
       size_t m = 0;
       for (; m + kM <= p.m; m += kM)
-        panel_tile<kM>(p.a + m * p.lda + k, p.lda, strip, depth, p.c + m * p.ldc + j, p.ldc, n, k == 0);
-      panel_tail<kM - 1>(p.m - m, p.a + m * p.lda + k, p.lda, strip, depth, p.c + m * p.ldc + j, p.ldc, n, k == 0);
+        panel_tile<kM>(a + m * p.lda, p.lda, strip, depth, c + m * p.ldc, p.ldc, n, k == 0, next);
+      panel_tail<kM - 1>(p.m - m, a + m * p.lda, p.lda, strip, depth, c + m * p.ldc, p.ldc, n, k == 0, next);
     }
   }
 }

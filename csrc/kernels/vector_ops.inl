@@ -155,3 +155,17 @@ void sum_chunks(const float* parts, size_t chunks, size_t distance, size_t n, fl
     store_head_or_all(sum + i, sum_of_chunks(parts + i, chunks, distance, count), count);
   }
 }
+
+double multiply_adds(size_t rounds) {
+  constexpr int kChains = 12;  // latency 4 × 2 a cycle = 8 in flight suffice
+  Simd::F acc[kChains];
+  for (int i = 0; i < kChains; ++i) acc[i] = Simd::set1(static_cast<float>(i));
+  const Simd::F a = Simd::set1(0.999f), b = Simd::set1(0.001f);
+  for (size_t r = 0; r < rounds; ++r)
+    for (int i = 0; i < kChains; ++i) acc[i] = Simd::fma(acc[i], a, b);
+  Simd::F sum = Simd::zero();
+  for (int i = 0; i < kChains; ++i) sum = Simd::add(sum, acc[i]);
+  volatile float sink = Simd::sum(sum);
+  (void)sink;
+  return 2.0 * kChains * Simd::kWidth * static_cast<double>(rounds);
+}

@@ -18,6 +18,13 @@ constexpr uint32_t kPanelOutputs = 256;
 
 size_t align(size_t floats) { return (floats + 15) / 16 * 16; }  // to cache lines
 
+// The distance between rows of tokens. Where they lie a multiple of 4 KB apart, all rows of a tile fall into one set of L1
+// and evict each other, so a cache line is put between them.
+size_t padded_row(size_t floats) {
+  const size_t row = align(floats);
+  return row % 256 ? row : row + 16;
+}
+
 plan::MatmulForm form_of(const MatmulKernel& kernel) {
   plan::MatmulForm form;
   form.cut_k = kernel.cut == kernels::Cut::kK;
@@ -60,6 +67,8 @@ MoeCall::MoeCall(const MoeConfig& config, Isa isa, const MoeInputs& inputs, cons
       in_(inputs),
       pool_(pool),
       ops_(kernels::vector_ops(isa)),
+      token_stride_(padded_row(config.hidden)),
+      hidden_stride_(padded_row(config.intermediate)),
       shared_row_(inputs.tokens == 1 && inputs.x_type == DataType::kF32 && !config.weight_on_input),
       routing_(kept_by_thread<plan::Routing>()),
       work_(kept_by_thread<plan::WorkList>()),
@@ -118,8 +127,8 @@ void MoeCall::lay_out() {
     scratch_floats_ = std::max(scratch_floats_, align(floats));
   }
   layout_.gathered = 0;
-  layout_.hidden = layout_.gathered + (shared_row_ ? 0 : align(slots * config_.hidden));
-  layout_.parts = layout_.hidden + align(slots * config_.intermediate);
+  layout_.hidden = layout_.gathered + (shared_row_ ? 0 : slots * token_stride_);
+  layout_.parts = layout_.hidden + slots * hidden_stride_;
   layout_.answers = layout_.parts + align(parts);
   layout_.scratch = layout_.answers + align(answers);
   layout_.total = layout_.scratch + pool_.threads * scratch_floats_;
@@ -163,7 +172,7 @@ void MoeCall::execute(const WorkItem& item, float* scratch) const {
 }
 
 const float* MoeCall::token_row(size_t sorted) const {
-  return shared_row_ ? static_cast<const float*>(in_.x) : base_ + layout_.gathered + sorted * config_.hidden;
+  return shared_row_ ? static_cast<const float*>(in_.x) : base_ + layout_.gathered + sorted * token_stride_;
 }
 
 float MoeCall::routing_weight(size_t slot) const {
@@ -179,7 +188,7 @@ void MoeCall::gather(const WorkItem& item) const {
     const size_t slot = routing_.order[row];
     const float scale = config_.weight_on_input ? routing_weight(slot) : 1.0f;
     ops_.widen(x + slot / in_.k * config_.hidden * size_of(in_.x_type), in_.x_type, config_.hidden, scale,
-               base_ + layout_.gathered + row * config_.hidden);
+               base_ + layout_.gathered + row * token_stride_);
   }
 }
 
@@ -194,7 +203,7 @@ void MoeCall::gate_up(const WorkItem& item, float* scratch) const {
   // Rows are as wide as the item; interleaved, gate and up share them.
   float* up = expert.interleaved ? gate + 1 : gate + align(item.rows * item.count);
 
-  MatmulArgs args = {token_row(item.row), token_stride(), nullptr,       expert.gate.ld, gate, outputs,
+  MatmulArgs args = {token_row(item.row), token_stride_, nullptr,       expert.gate.ld, gate, outputs,
                      item.rows,           outputs,        config_.hidden, panel};
   args.w = at(expert.gate, step * item.begin, 0);
   call.gate_up->run(args);
@@ -207,7 +216,7 @@ void MoeCall::gate_up(const WorkItem& item, float* scratch) const {
   const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
   const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + align(item.count));
   ops_.activate({gate, config_.gated ? up : nullptr, outputs, step, gate_bias, up_bias,
-                 base_ + layout_.hidden + item.row * config_.intermediate + item.begin, config_.intermediate, item.rows,
+                 base_ + layout_.hidden + item.row * hidden_stride_ + item.begin, hidden_stride_, item.rows,
                  item.count, config_.activation});
 }
 
@@ -219,7 +228,7 @@ void MoeCall::gate_up_chunk(const WorkItem& item) const {
   float* parts = base_ + layout_.parts + call.gate_up_parts + chunk * item.rows * width;
   const size_t outputs = expert.interleaved ? width : config_.intermediate;
 
-  MatmulArgs args = {token_row(item.row) + item.begin, token_stride(), at(expert.gate, 0, item.begin), expert.gate.ld, parts,
+  MatmulArgs args = {token_row(item.row) + item.begin, token_stride_, at(expert.gate, 0, item.begin), expert.gate.ld, parts,
                      width, item.rows, outputs, item.count, nullptr};
   call.gate_up->run(args);
   if (config_.gated && !expert.interleaved) {
@@ -248,7 +257,7 @@ void MoeCall::finish_hidden(const WorkItem& item, float* scratch) const {
     if (config_.gated && !expert.interleaved)
       ops_.sum_chunks(parts + config_.intermediate + item.begin, call.gate_up_chunks, distance, item.count, up);
     ops_.activate({gate, config_.gated ? up : nullptr, 0, step, gate_bias, up_bias,
-                   base_ + layout_.hidden + (first_row + row) * config_.intermediate + item.begin, 0, 1, item.count,
+                   base_ + layout_.hidden + (first_row + row) * hidden_stride_ + item.begin, 0, 1, item.count,
                    config_.activation});
   }
 }
@@ -257,16 +266,16 @@ void MoeCall::down(const WorkItem& item, float* scratch) const {
   const ActiveCall& call = active_[item.expert];
   const plan::ExpertLoad& load = loads_[item.expert];
   const Matrix& w = call.expert->down;
-  const float* hidden = base_ + layout_.hidden + item.row * config_.intermediate;
+  const float* hidden = base_ + layout_.hidden + item.row * hidden_stride_;
   float* answers = base_ + layout_.answers + call.down_rows;
   if (load.down.cut_k) {
     const size_t chunk = item.begin / plan::chunk_inputs(load.down, load.rows, config_.intermediate);
     float* c = answers + chunk * load.rows * config_.hidden;
-    call.down->run({hidden + item.begin, config_.intermediate, at(w, 0, item.begin), w.ld, c, config_.hidden, item.rows,
+    call.down->run({hidden + item.begin, hidden_stride_, at(w, 0, item.begin), w.ld, c, config_.hidden, item.rows,
                     config_.hidden, item.count, nullptr});
   } else {
     float* c = answers + (item.row - load.begin) * config_.hidden + item.begin;
-    call.down->run({hidden, config_.intermediate, at(w, item.begin, 0), w.ld, c, config_.hidden, item.rows, item.count,
+    call.down->run({hidden, hidden_stride_, at(w, item.begin, 0), w.ld, c, config_.hidden, item.rows, item.count,
                     config_.intermediate, scratch});
   }
 }

@@ -45,7 +45,6 @@ class MoeCall {
 
   size_t gate_up_outputs() const { return config_.gated ? 2 * config_.intermediate : config_.intermediate; }
   const float* token_row(size_t sorted) const;
-  size_t token_stride() const { return shared_row_ ? 0 : config_.hidden; }
   float routing_weight(size_t slot) const;
 
   const MoeConfig& config_;
@@ -53,6 +52,8 @@ class MoeCall {
   const MoeInputs in_;
   const runtime::Pool& pool_;
   const kernels::VectorOps& ops_;
+  // Floats between the rows of gathered tokens and of hidden units.
+  const size_t token_stride_, hidden_stride_;
   // One f32 token without a weight on the input: every expert reads the caller's row.
   const bool shared_row_;
 

@@ -1,9 +1,10 @@
 // What the machine can do at most, measured: the denominators of every benchmark.
 #include <chrono>
 #include <thread>
+#include <vector>
 
+#include "kernels/table.h"
 #include "python/bindings.h"
-#include "python/std_pool.h"
 
 namespace ort_hina::python {
 namespace {
@@ -38,11 +39,27 @@ double read_bandwidth(const Bytes& buffer, size_t threads) {
   return static_cast<double>(words) * 8 / seconds;
 }
 
+double multiply_add_peak(const std::string& isa, size_t threads) {
+  constexpr size_t kRounds = 4'000'000;
+  const kernels::VectorOps& ops = kernels::vector_ops(isa_by_name(isa));
+  std::vector<double> operations(threads);
+  py::gil_scoped_release release;
+  const auto start = Clock::now();
+  std::vector<std::thread> workers;
+  for (size_t t = 0; t < threads; ++t) workers.emplace_back([&, t] { operations[t] = ops.multiply_adds(kRounds); });
+  for (std::thread& worker : workers) worker.join();
+  double total = 0;
+  for (double o : operations) total += o;
+  return total / seconds_since(start);
+}
+
 }  // namespace
 
 void bind_yardsticks(py::module_& m) {
   m.def("read_bandwidth", &read_bandwidth, py::arg("buffer"), py::arg("threads"),
         "Bytes a second at which `threads` threads read `buffer` once, each a contiguous part.");
+  m.def("multiply_add_peak", &multiply_add_peak, py::arg("isa"), py::arg("threads"),
+        "f32 operations a second (a multiply-add is two) that `threads` threads reach from registers.");
 }
 
 }  // namespace ort_hina::python
