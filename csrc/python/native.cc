@@ -33,6 +33,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("isa_levels", &isa_levels, "Every instruction level of this build, best first: name, available, reason.");
   m.def("chosen_isa", &chosen_isa,
         "The level that operators use, and why. ValueError where ORT_HINA_ISA names one that is unknown or lacking.");
+  m.def("usable_threads", &ort_hina::runtime::usable_threads, "Threads that this process may run on at once.");
   bind_moe(m);
   bind_kernels(m);
   bind_plan(m);

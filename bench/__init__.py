@@ -1,0 +1,1 @@
+"""Benchmarks: cold weights, yardsticks of the same run, peers on the same work."""

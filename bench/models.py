@@ -1,0 +1,112 @@
+"""One-layer models over one data file: the fused operator, and ONNX Runtime's own ways to do the same work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from bench.shapes import MoeShape
+
+DATA_FILE = "weights.bin"
+ELEMENT_TYPES = {"float": (TensorProto.FLOAT, 4), "float16": (TensorProto.FLOAT16, 2), "bfloat16": (TensorProto.BFLOAT16, 2)}
+
+
+def write_weights(directory: Path, shape: MoeShape, dtype: str) -> int:
+    """Write a layer's worth of weights (N(0, 0.03²), one block over and over) and return its bytes."""
+    size = shape.experts * shape.expert_bytes(ELEMENT_TYPES[dtype][1])
+    values = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32) * np.float32(0.03)
+    if dtype == "float16":
+        block = values.astype(np.float16).tobytes()
+    elif dtype == "bfloat16":
+        block = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    else:
+        block = values.tobytes()
+    with open(directory / DATA_FILE, "wb") as file:
+        for written in range(0, size, len(block)):
+            file.write(block[: min(len(block), size - written)])
+    return size
+
+
+def external(name: str, element_type: int, dims: list[int], offset: int, element_bytes: int) -> TensorProto:
+    """An initializer that lies at `offset` of the data file."""
+    tensor = TensorProto(name=name, data_type=element_type, dims=dims, data_location=TensorProto.EXTERNAL)
+    length = int(np.prod(dims)) * element_bytes
+    for key, value in (("location", DATA_FILE), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def save(directory: Path, name: str, graph: onnx.GraphProto, domains: dict[str, int]) -> Path:
+    opsets = [helper.make_opsetid(domain, version) for domain, version in {"": 18, **domains}.items()]
+    path = directory / name
+    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+    return path
+
+
+def fused_model(directory: Path, shape: MoeShape, dtype: str, layout: str) -> Path:
+    """One `ort_hina::MoE` node; layout "nk" or "kn"."""
+    element_type, element_bytes = ELEMENT_TYPES[dtype]
+    h, i = shape.hidden, shape.intermediate
+    matrix = shape.matrix_elements() * element_bytes
+    offsets = [[(3 * e + role) * matrix for e in range(shape.experts)] for role in range(3)]
+    strides = ([1, h], [1, i]) if layout == "nk" else ([i, 1], [h, 1])
+    node = helper.make_node(
+        "MoE", ["x", "ids", "weights", "window"], ["y"], name="moe", domain="ort_hina",
+        num_experts=shape.experts, hidden_size=h, intermediate_size=i, activation="silu",
+        gate_offsets=offsets[0], up_offsets=offsets[1], down_offsets=offsets[2],
+        gate_strides=strides[0], up_strides=strides[0], down_strides=strides[1],
+    )  # fmt: skip
+    window = external("window", element_type, [shape.experts * 3 * shape.matrix_elements()], 0, element_bytes)
+    graph = helper.make_graph(
+        [node], "fused",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", h]),
+            helper.make_tensor_value_info("ids", TensorProto.INT64, ["T", shape.k]),
+            helper.make_tensor_value_info("weights", TensorProto.FLOAT, ["T", shape.k]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", h])],
+        [window],
+    )  # fmt: skip
+    return save(directory, f"fused-{layout}.onnx", graph, {"ort_hina": 1})
+
+
+def matmul_model(directory: Path, shape: MoeShape) -> Path:
+    """ONNX Runtime's own MatMuls of every expert, f32 `[K, N]`, nothing else: [m, hidden] twice and [m, intermediate] once."""
+    h, i = shape.hidden, shape.intermediate
+    nodes, initializers, outputs = [], [], []
+    for e in range(shape.experts):
+        for role, (source, k, n) in enumerate((("x", h, i), ("x", h, i), ("hidden", i, h))):
+            name = f"w{e}_{role}"
+            offset = (3 * e + role) * shape.matrix_elements() * 4
+            initializers.append(external(name, TensorProto.FLOAT, [k, n], offset, 4))
+            nodes.append(helper.make_node("MatMul", [source, name], [f"y{e}_{role}"]))
+            outputs.append(helper.make_tensor_value_info(f"y{e}_{role}", TensorProto.FLOAT, ["m", n]))
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["m", h]),
+        helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["m", i]),
+    ]
+    graph = helper.make_graph(nodes, "matmuls", inputs, outputs, initializers)
+    return save(directory, "matmuls.onnx", graph, {})
+
+
+def contrib_model(directory: Path, shape: MoeShape) -> Path:
+    """ONNX Runtime's own fused operator, com.microsoft MoE, f32 (gate and up interleaved in `[N, K]`)."""
+    h, i, e = shape.hidden, shape.intermediate, shape.experts
+    node = helper.make_node(
+        "MoE", ["x", "router_logits", "fc1", "", "fc2"], ["y"], name="moe", domain="com.microsoft",
+        k=shape.k, activation_type="swiglu", swiglu_fusion=1, normalize_routing_weights=1,
+    )  # fmt: skip
+    initializers = [
+        external("fc1", TensorProto.FLOAT, [e, 2 * i, h], 0, 4),
+        external("fc2", TensorProto.FLOAT, [e, h, i], e * 2 * i * h * 4, 4),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", h]),
+        helper.make_tensor_value_info("router_logits", TensorProto.FLOAT, ["T", e]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", h])]
+    graph = helper.make_graph([node], "contrib", inputs, outputs, initializers)
+    return save(directory, "contrib.onnx", graph, {"com.microsoft": 1})
