@@ -52,10 +52,10 @@ class MoeCall {
   const MoeInputs in_;
   const runtime::Pool& pool_;
   const kernels::VectorOps& ops_;
-  // Floats between the rows of gathered tokens and of hidden units.
-  const size_t token_stride_, hidden_stride_;
-  // One f32 token without a weight on the input: every expert reads the caller's row.
+  // One f32 token without a weight on the input: every expert reads the caller's row, however often it was chosen.
   const bool shared_row_;
+  // Floats between the rows of tokens and of hidden units.
+  const size_t token_stride_, hidden_stride_;
 
   // Kept by the calling thread between calls: a steady state allocates nothing for them.
   plan::Routing& routing_;

@@ -198,12 +198,23 @@ OrtStatusPtr MoeOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, voi
   }
 }
 
-// Y has X's shape. An unnamed unknown dimension cannot be handed on: it would become a wrong -1, so then nothing is said.
-OrtStatusPtr MoeOp::InferOutputShape(Ort::ShapeInferContext& context) {
-  const Ort::ShapeInferContext::Shape shape = context.GetInputShape(0);
-  for (const auto& dim : shape)
-    if (dim.IsInt() && dim.AsInt() < 0) return nullptr;
-  return context.SetOutputShape(0, shape).release();
+// Y has X's type and shape. The C++ wrapper for this would make every output a float. An unnamed unknown dimension cannot
+// be handed on, since it would become a wrong -1, and neither can an unknown rank, which reads as no dimensions: then nothing
+// is said.
+OrtStatusPtr ORT_API_CALL MoeOp::infer_output_shape(const OrtCustomOp*, OrtShapeInferContext* context) {
+  const OrtApi& api = Ort::GetApi();
+  OrtTensorTypeAndShapeInfo* x = nullptr;  // owned by the context
+  if (OrtStatus* status = api.ShapeInferContext_GetInputTypeShape(context, 0, &x)) return status;
+  size_t rank = 0;
+  if (OrtStatus* status = api.GetDimensionsCount(x, &rank)) return status;
+  if (rank == 0) return nullptr;
+  std::vector<int64_t> dims(rank);
+  std::vector<const char*> names(rank);
+  if (OrtStatus* status = api.GetDimensions(x, dims.data(), rank)) return status;
+  if (OrtStatus* status = api.GetSymbolicDimensions(x, names.data(), rank)) return status;
+  for (size_t i = 0; i < rank; ++i)
+    if (dims[i] < 0 && !*names[i]) return nullptr;
+  return api.ShapeInferContext_SetOutputTypeShape(context, 0, x);
 }
 
 }  // namespace ort_hina::ort

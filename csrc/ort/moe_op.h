@@ -37,6 +37,7 @@ class MoeOp : public Ort::CustomOpBase<MoeOp, MoeKernel, /*WithStatus=*/true> {
  public:
   MoeOp(ONNXTensorElementDataType x_type, const Settings& settings) : x_type_(x_type), settings_(settings) {
     OrtCustomOp::version = kApiVersion;
+    OrtCustomOp::InferOutputShapeFn = infer_output_shape;
   }
 
   OrtStatusPtr CreateKernelV2(const OrtApi& api, const OrtKernelInfo* info, void** kernel) const;
@@ -57,9 +58,9 @@ class MoeOp : public Ort::CustomOpBase<MoeOp, MoeKernel, /*WithStatus=*/true> {
   ONNXTensorElementDataType GetOutputType(size_t) const { return x_type_; }
   OrtCustomOpInputOutputCharacteristic GetOutputCharacteristic(size_t) const { return INPUT_OUTPUT_REQUIRED; }
 
-  static OrtStatusPtr InferOutputShape(Ort::ShapeInferContext& context);
-
  private:
+  static OrtStatusPtr ORT_API_CALL infer_output_shape(const OrtCustomOp* op, OrtShapeInferContext* context);
+
   const ONNXTensorElementDataType x_type_;
   const Settings settings_;
 };
