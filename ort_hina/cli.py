@@ -1,0 +1,135 @@
+"""The command ``ort-hina``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from .errors import OrtHinaError
+from .version import __version__
+
+# Exit statuses: 0 done; 1 it ran, and the answer is bad (nothing was fused, the demo's texts differ); 2 the user has to
+# change something.
+_OK, _BAD_ANSWER, _USER_ERROR = 0, 1, 2
+
+
+class _Report(Protocol):
+    def to_text(self) -> str: ...
+
+    def to_json(self) -> str: ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with `arguments` (default: those of the process) and returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (OrtHinaError, OSError) as error:
+        print(f"ort-hina: error: {error}", file=sys.stderr)
+        return _USER_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ort-hina", description="Mixture-of-Experts models on CPUs with ONNX Runtime")
+    parser.add_argument("--version", action="version", version=f"ort-hina {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    fuse = commands.add_parser("fuse", help="replace each MoE block by one node; the weights stay where they are")
+    fuse.add_argument("model", type=Path, help="the ONNX file that Optimum wrote")
+    fuse.add_argument("-o", "--output", type=Path, help="file to write, in the model's folder (default: *_hina.onnx)")
+    fuse.add_argument(
+        "--verify",
+        type=_verify,
+        default="all",
+        metavar="all|none|N",
+        help="run every MoE layer (or N of them) before and after, and compare (default: all)",
+    )
+    _add(fuse, _fuse)
+
+    inspect = commands.add_parser("inspect", help="what a model holds, and what would be fused")
+    inspect.add_argument("model", type=Path, help="an ONNX file")
+    _add(inspect, _inspect)
+
+    _add(commands.add_parser("machine", help="the kernels, CPUs and memory nodes of this machine"), _machine)
+
+    demo = commands.add_parser("demo", help="build, export, fuse and run a model; needs the optimum extra")
+    demo.add_argument("--directory", type=Path, help="keep the model's files here (default: a temporary folder)")
+    _add(demo, _demo)
+    return parser
+
+
+def _add(command: argparse.ArgumentParser, run: object) -> None:
+    command.add_argument("--json", metavar="FILE", help="write the result as JSON, too (-: to standard output, alone)")
+    command.set_defaults(run=run)
+
+
+def _verify(text: str) -> str | int:
+    if text in ("all", "none"):
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected all, none or a number of layers, got {text!r}")
+
+
+def _fuse(options: argparse.Namespace) -> int:
+    from .fusion import fuse
+
+    report = fuse(options.model, options.output, verify=options.verify)
+    _show(report, options.json)
+    return _OK if report.fused else _BAD_ANSWER
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from .inspection import inspect
+
+    _show(inspect(options.model), options.json)
+    return _OK
+
+
+def _machine(options: argparse.Namespace) -> int:
+    from .machine import machine
+
+    _show(machine(), options.json)
+    return _OK
+
+
+def _demo(options: argparse.Namespace) -> int:
+    # Read when huggingface_hub is first imported: the demo's model is made here, nothing is to be looked up.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from .demo.run import run
+
+    if options.directory is not None:
+        report = run(options.directory)
+    else:
+        with tempfile.TemporaryDirectory(prefix="ort-hina-demo-") as directory:
+            report = run(Path(directory))
+    _show(report, options.json)
+    return _OK if report.tokens_identical else _BAD_ANSWER
+
+
+def _show(report: _Report, json_file: str | None) -> None:
+    if json_file == "-":
+        print(report.to_json())
+        return
+    print(report.to_text())
+    if json_file is not None:
+        _write(Path(json_file), report.to_json() + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    """All of the text or nothing: under another name first."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

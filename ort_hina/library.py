@@ -1,0 +1,109 @@
+"""The shared library of custom operators: where it lies, and how a session gets to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import OrtHinaError
+
+if TYPE_CHECKING:
+    from onnxruntime import SessionOptions
+
+LIBRARY_NAME = "libort_hina.so"
+# The oldest release that the package is tested with. An older one may load the library and fail later, in other words.
+OLDEST_ONNXRUNTIME = (1, 23)
+
+# Session configuration entries. The library reads the first, so it is written before the library is registered; the
+# second is how `register` recognises options that it has seen (the object takes no Python attributes).
+THREADS_ENTRY = "ort_hina.threads"
+_REGISTERED_ENTRY = "ort_hina.library"
+
+
+def library_path() -> str:
+    """The absolute path of ``libort_hina.so``, for `onnxruntime.SessionOptions.register_custom_ops_library`.
+
+    Raises:
+        OrtHinaError: it was not built; the message names the folders that were searched.
+    """
+    import ort_hina
+
+    return _find(Path(folder) for folder in ort_hina.__path__)
+
+
+def _find(package_folders: Iterable[Path]) -> str:
+    """Looks in the folders of the package: one in a normal installation; in an editable one, the source tree and the
+    folder in site-packages that holds what was compiled."""
+    searched = [folder.resolve() for folder in package_folders]
+    for folder in searched:
+        if (folder / LIBRARY_NAME).is_file():
+            return str(folder / LIBRARY_NAME)
+    raise OrtHinaError(
+        f"{LIBRARY_NAME} was not found in {', '.join(map(str, searched))}: "
+        "install the package (pip install ort-hina), or build it in the source tree (make build)"
+    )
+
+
+def register(session_options: SessionOptions, *, threads: int | None = None) -> None:
+    """Makes the operators of ``ort_hina`` known to the sessions that will be created with `session_options`.
+
+    Registering the same options again changes nothing and is no error.
+
+    Args:
+        session_options: the options to register on.
+        threads: how many threads the operators plan their work for. None takes `intra_op_num_threads` of the options
+            where it is set; otherwise the library finds out by itself. The work runs on the session's own pool: this
+            starts no threads.
+
+    Raises:
+        OrtHinaError: the installed onnxruntime is too old, the library is not built or does not load, or the options
+            were registered before with another number of threads.
+        ValueError: `threads` is less than 1.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    import onnxruntime
+
+    _check_onnxruntime(onnxruntime.__version__)
+    if _entry(session_options, _REGISTERED_ENTRY) is not None:
+        _check_same_threads(session_options, threads)
+        return
+    path = library_path()
+    count = threads or session_options.intra_op_num_threads
+    if count > 0:
+        session_options.add_session_config_entry(THREADS_ENTRY, str(count))
+    try:
+        session_options.register_custom_ops_library(path)
+    except Exception as error:  # onnxruntime's own exception types have no public common base
+        raise OrtHinaError(f"onnxruntime {onnxruntime.__version__} could not load {path}: {error}") from error
+    session_options.add_session_config_entry(_REGISTERED_ENTRY, path)
+
+
+def _check_onnxruntime(version: str) -> None:
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST_ONNXRUNTIME:
+        from .version import __version__
+
+        needed = ".".join(map(str, OLDEST_ONNXRUNTIME))
+        raise OrtHinaError(
+            f"ort_hina {__version__} needs onnxruntime {needed} or newer, and this is onnxruntime {version}: "
+            f'pip install --upgrade "onnxruntime>={needed}"'
+        )
+
+
+def _check_same_threads(session_options: SessionOptions, threads: int | None) -> None:
+    before = _entry(session_options, THREADS_ENTRY)
+    if threads is not None and str(threads) != before:
+        raise OrtHinaError(
+            f"these session options were registered for {before or 'the default number of'} threads, which the library "
+            f"has read already; for {threads} threads register new SessionOptions"
+        )
+
+
+def _entry(session_options: SessionOptions, key: str) -> str | None:
+    """A session configuration entry, or None: onnxruntime raises RuntimeError for a key that was never added."""
+    try:
+        return session_options.get_session_config_entry(key)
+    except RuntimeError:
+        return None
