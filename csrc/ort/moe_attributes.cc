@@ -1,80 +1,95 @@
 #include "ort/moe_attributes.h"
 
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ort_hina::ort {
 namespace {
 
+// Optional attributes default only where the name is absent: one of another type is an error, not an absence.
 class Reader {
  public:
   explicit Reader(const OrtKernelInfo* info) : info_(info) {}
 
-  int64_t integer(const std::string& name) const {
-    int64_t value;
-    require(name, "an int", Ort::GetApi().KernelInfoGetAttribute_int64(info_, name.c_str(), &value));
-    return value;
-  }
+  int64_t integer(const std::string& name) const { return required(name, "an int", read_integer(name)); }
   int64_t integer(const std::string& name, int64_t otherwise) const {
-    int64_t value;
-    return found(Ort::GetApi().KernelInfoGetAttribute_int64(info_, name.c_str(), &value)) ? value : otherwise;
+    return optional(name, "an int", read_integer(name), otherwise);
   }
   float real(const std::string& name, float otherwise) const {
-    float value;
-    return found(Ort::GetApi().KernelInfoGetAttribute_float(info_, name.c_str(), &value)) ? value : otherwise;
+    return optional(name, "a float", read_real(name), otherwise);
   }
-  std::string text(const std::string& name) const {
-    std::string value;
-    require(name, "a string", read_text(name, &value));
-    return value;
-  }
+  std::string text(const std::string& name) const { return required(name, "a string", read_text(name)); }
   std::string text(const std::string& name, const std::string& otherwise) const {
-    std::string value;
-    return found(read_text(name, &value)) ? value : otherwise;
+    return optional(name, "a string", read_text(name), otherwise);
   }
-  std::vector<int64_t> integers(const std::string& name, bool required) const {
-    std::vector<int64_t> values;
-    Ort::Status status(read_integers(name, &values));
-    if (status.IsOK()) return values;
-    if (required) missing(name, "ints");
-    return {};
+  std::vector<int64_t> integers(const std::string& name) const { return required(name, "ints", read_integers(name)); }
+  std::vector<int64_t> integers_or_none(const std::string& name) const {
+    return optional(name, "ints", read_integers(name), {});
   }
 
  private:
-  OrtStatus* read_text(const std::string& name, std::string* value) const {
-    size_t size = 0;
-    if (OrtStatus* status = Ort::GetApi().KernelInfoGetAttribute_string(info_, name.c_str(), nullptr, &size)) return status;
-    value->resize(size);
-    OrtStatus* status = Ort::GetApi().KernelInfoGetAttribute_string(info_, name.c_str(), &(*value)[0], &size);
-    if (size) value->resize(size - 1);  // the terminating zero
-    return status;
+  template <typename T>
+  T required(const std::string& name, const char* type, const std::optional<T>& value) const {
+    if (!value) fail(name, type, exists(name) ? "is of another type (or empty)" : "is absent");
+    return *value;
   }
-  OrtStatus* read_integers(const std::string& name, std::vector<int64_t>* values) const {
-    size_t size = 0;
+  template <typename T>
+  T optional(const std::string& name, const char* type, const std::optional<T>& value, T otherwise) const {
+    if (!value && exists(name)) fail(name, type, "is of another type (or empty)");
+    return value ? *value : otherwise;
+  }
+  [[noreturn]] static void fail(const std::string& name, const char* type, const char* what) {
+    throw std::invalid_argument("attribute " + name + ": expected " + type + ", but it " + what);
+  }
+
+  std::optional<int64_t> read_integer(const std::string& name) const {
+    int64_t value;
+    if (!ok(Ort::GetApi().KernelInfoGetAttribute_int64(info_, name.c_str(), &value))) return std::nullopt;
+    return value;
+  }
+  std::optional<float> read_real(const std::string& name) const {
+    float value;
+    if (!ok(Ort::GetApi().KernelInfoGetAttribute_float(info_, name.c_str(), &value))) return std::nullopt;
+    return value;
+  }
+  std::optional<std::string> read_text(const std::string& name) const {
     const OrtApi& api = Ort::GetApi();
-    if (OrtStatus* status = api.KernelInfoGetAttributeArray_int64(info_, name.c_str(), nullptr, &size)) return status;
-    values->resize(size);
-    return api.KernelInfoGetAttributeArray_int64(info_, name.c_str(), values->data(), &size);
+    size_t size = 0;
+    if (!ok(api.KernelInfoGetAttribute_string(info_, name.c_str(), nullptr, &size)) || size == 0) return std::nullopt;
+    std::string value(size, '\0');
+    if (!ok(api.KernelInfoGetAttribute_string(info_, name.c_str(), &value[0], &size))) return std::nullopt;
+    value.resize(size - 1);  // the terminating zero
+    return value;
   }
-  static bool found(OrtStatus* status) { return Ort::Status(status).IsOK(); }
-  static void require(const std::string& name, const char* type, OrtStatus* status) {
-    if (!found(status)) missing(name, type);
+  std::optional<std::vector<int64_t>> read_integers(const std::string& name) const {
+    const OrtApi& api = Ort::GetApi();
+    size_t size = 0;
+    // An attribute of another type counts as an empty list here.
+    if (!ok(api.KernelInfoGetAttributeArray_int64(info_, name.c_str(), nullptr, &size)) || size == 0) return std::nullopt;
+    std::vector<int64_t> values(size);
+    if (!ok(api.KernelInfoGetAttributeArray_int64(info_, name.c_str(), values.data(), &size))) return std::nullopt;
+    return values;
   }
-  [[noreturn]] static void missing(const std::string& name, const char* type) {
-    throw std::invalid_argument("attribute " + name + ": expected " + type + ", but it is absent or of another type");
+  // Whether the node has the attribute, of whatever type: the array getter fails only for an unknown name.
+  bool exists(const std::string& name) const {
+    size_t size = 0;
+    return ok(Ort::GetApi().KernelInfoGetAttributeArray_int64(info_, name.c_str(), nullptr, &size));
   }
+  static bool ok(OrtStatus* status) { return Ort::Status(status).IsOK(); }
 
   const OrtKernelInfo* info_;
 };
 
-operators::MatrixAttributes read_matrix(const Reader& read, const std::string& role, bool required) {
+operators::MatrixAttributes read_matrix(const Reader& read, const std::string& role, std::vector<int64_t> offsets) {
   operators::MatrixAttributes matrix;
-  matrix.offsets = read.integers(role + "_offsets", required);
-  if (matrix.offsets.empty() && !required) return matrix;
-  matrix.strides = read.integers(role + "_strides", true);
-  matrix.windows = read.integers(role + "_windows", false);
-  matrix.bias_offsets = read.integers(role + "_bias_offsets", false);
-  matrix.bias_windows = read.integers(role + "_bias_windows", false);
+  matrix.offsets = std::move(offsets);
+  if (matrix.offsets.empty()) return matrix;
+  matrix.strides = read.integers(role + "_strides");
+  matrix.windows = read.integers_or_none(role + "_windows");
+  matrix.bias_offsets = read.integers_or_none(role + "_bias_offsets");
+  matrix.bias_windows = read.integers_or_none(role + "_bias_windows");
   matrix.bias_stride = read.integer(role + "_bias_stride", 1);
   return matrix;
 }
@@ -87,9 +102,9 @@ operators::MoeAttributes read_moe_attributes(const OrtKernelInfo* info) {
   a.num_experts = read.integer("num_experts");
   a.hidden_size = read.integer("hidden_size");
   a.intermediate_size = read.integer("intermediate_size");
-  a.gate = read_matrix(read, "gate", true);
-  a.up = read_matrix(read, "up", false);
-  a.down = read_matrix(read, "down", true);
+  a.gate = read_matrix(read, "gate", read.integers("gate_offsets"));
+  a.up = read_matrix(read, "up", read.integers_or_none("up_offsets"));
+  a.down = read_matrix(read, "down", read.integers("down_offsets"));
   a.activation = read.text("activation");
   a.activation_alpha = read.real("activation_alpha", a.activation_alpha);
   a.activation_beta = read.real("activation_beta", a.activation_beta);
