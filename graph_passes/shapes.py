@@ -1,0 +1,293 @@
+"""Shapes, ranks and integer vectors of a graph, worked out on demand.
+
+Optimum's exports carry no shape information between their inputs and outputs. Running ONNX's shape inference over
+hundreds of thousands of nodes would cost more than the whole fusion, and it gives up on shapes that are computed; here
+only what a pattern asks about is worked out, once, with exact symbolic dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from . import ranks
+from .constants import attribute, axes_of, initializer_tensor, is_standard, small_constant
+from .dims import INFERRED, ONE, Dim, DimTable, product, quotient
+
+Shape = tuple[Dim, ...]
+
+# Operators that hand their first input's shape on, whatever they do to its elements.
+_SAME_SHAPE = frozenset({"Identity", "Cast", "Sigmoid", "Relu", "Tanh", "Erf", "Sqrt", "Neg", "Softmax", "Gelu", "Softplus"})
+_BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div"})
+
+
+class Integers(NamedTuple):
+    """An integer scalar, or a vector of integers, of the kind that shapes are computed with."""
+
+    items: tuple[Dim, ...]
+    is_scalar: bool
+
+
+class Shapes:
+    """Answers for one graph, which must not change while they are asked for."""
+
+    def __init__(self) -> None:
+        self.dims = DimTable()
+        self._shapes: dict[ir.Value, Shape | None] = {}
+        self._integers: dict[ir.Value, Integers | None] = {}
+        self._ranks: dict[ir.Value, int | None] = {}
+
+    def learn(self, value: ir.Value, shape: Shape) -> None:
+        """Records a shape that a pattern has proved."""
+        self._shapes[value] = shape
+
+    def rank(self, value: ir.Value) -> int | None:
+        known = self._shapes.get(value)
+        return len(known) if known is not None else ranks.rank(value, self._ranks, self._vector_length)
+
+    def shape(self, value: ir.Value) -> Shape | None:
+        """The dimensions of `value`, or None if not even their number is known."""
+        if value not in self._shapes:
+            self._shapes[value] = self._derived(value) or self._annotated(value) or self._all_unknown(value)
+        return self._shapes[value]
+
+    def integers(self, value: ir.Value | None) -> Integers | None:
+        """`value` as a vector or scalar of symbolic integers, or None."""
+        if value is None:
+            return None
+        if value not in self._integers:
+            self._integers[value] = self._constant_integers(value) or self._computed_integers(value)
+        return self._integers[value]
+
+    def is_dim(self, value: ir.Value | None, expected: Dim) -> bool:
+        """Whether `value` is the single integer `expected`."""
+        found = self.integers(value)
+        return found is not None and len(found.items) == 1 and self.dims.same(found.items[0], expected)
+
+    def reshaped(self, source: Shape, target: tuple[Dim, ...]) -> Shape | None:
+        """`target` of a Reshape (allowzero=0) with its 0 and -1 filled in; None if that cannot be worked out."""
+        filled = [
+            source[i] if dim == Dim(0) and i < len(source) else self.dims.simplify(dim) for i, dim in enumerate(target)
+        ]
+        if INFERRED not in filled:
+            return tuple(filled)
+        place = filled.index(INFERRED)
+        rest = product(filled[:place] + filled[place + 1 :])
+        missing = quotient(self.dims.simplify(product(source)), rest)
+        return None if missing is None else (*filled[:place], missing, *filled[place + 1 :])
+
+    # ---- shapes
+
+    def _annotated(self, value: ir.Value) -> Shape | None:
+        if value.shape is None:
+            return None
+        return tuple(
+            Dim(dim) if isinstance(dim, int) else self.dims.unknown((value, axis)) for axis, dim in enumerate(value.shape)
+        )
+
+    def _all_unknown(self, value: ir.Value) -> Shape | None:
+        rank = self.rank(value)
+        return None if rank is None else tuple(self.dims.unknown((value, axis)) for axis in range(rank))
+
+    def _vector_length(self, value: ir.Value) -> int | None:
+        found = self.integers(value)
+        return None if found is None else len(found.items)
+
+    def _derived(self, value: ir.Value) -> Shape | None:
+        node = value.producer()
+        if node is None:
+            tensor = initializer_tensor(value)
+            return None if tensor is None else tuple(Dim(int(size)) for size in tensor.shape)
+        if not is_standard(node) or value is not node.outputs[0]:
+            return None
+        if node.op_type in _SAME_SHAPE:
+            return self.shape(node.inputs[0])
+        if node.op_type in _BROADCASTING:
+            return self._broadcast_with_vector(value, node)
+        rule = _SHAPE_RULES.get(node.op_type)
+        return None if rule is None else rule(self, node)
+
+    def _broadcast_with_vector(self, value: ir.Value, node: ir.Node) -> Shape | None:
+        """A constant vector (a norm's scale, a bias) fixes the last dimension; the other dimensions stay unknown."""
+        for operand in node.inputs:
+            tensor = initializer_tensor(operand)
+            if tensor is not None and len(tensor.shape) == 1 and tensor.shape[0] > 1:
+                shape = self._all_unknown(value)
+                return None if not shape else (*shape[:-1], Dim(int(tensor.shape[0])))
+        return None
+
+    def _unsqueeze(self, node: ir.Node) -> Shape | None:
+        shape, axes = self.shape(node.inputs[0]), axes_of(node)
+        return None if shape is None or axes is None else unsqueezed(shape, axes, ONE)
+
+    def _squeeze(self, node: ir.Node) -> Shape | None:
+        shape, axes = self.shape(node.inputs[0]), axes_of(node)
+        if shape is None or axes is None:
+            return None
+        dropped = {axis % len(shape) for axis in axes}
+        return tuple(dim for axis, dim in enumerate(shape) if axis not in dropped)
+
+    def _flatten(self, node: ir.Node) -> Shape | None:
+        shape = self.shape(node.inputs[0])
+        if shape is None:
+            return None
+        axis = attribute(node, "axis", 1)
+        axis = axis if axis >= 0 else axis + len(shape)
+        return product(shape[:axis]), product(shape[axis:])
+
+    def _reshape(self, node: ir.Node) -> Shape | None:
+        shape, target = self.shape(node.inputs[0]), self.integers(node.inputs[1])
+        if shape is None or target is None or attribute(node, "allowzero", 0):
+            return None
+        return self.reshaped(shape, target.items)
+
+    def _transpose(self, node: ir.Node) -> Shape | None:
+        shape = self.shape(node.inputs[0])
+        if shape is None:
+            return None
+        return tuple(shape[axis] for axis in attribute(node, "perm", range(len(shape))[::-1]))
+
+    def _expand(self, node: ir.Node) -> Shape | None:
+        shape, target = self.shape(node.inputs[0]), self.integers(node.inputs[1])
+        return None if shape is None or target is None else self.broadcast(shape, target.items)
+
+    def broadcast(self, left: Shape, right: Shape) -> Shape | None:
+        """The shape of two broadcast together, where it is certain."""
+        rank = max(len(left), len(right))
+        left, right = (ONE,) * (rank - len(left)) + left, (ONE,) * (rank - len(right)) + right
+        joined = []
+        for a, b in zip(left, right, strict=True):
+            if not (self.dims.same(a, b) or ONE in (a, b)):
+                return None
+            joined.append(b if a == ONE else a)
+        return tuple(joined)
+
+    def _slice(self, node: ir.Node) -> Shape | None:
+        """Only slices that keep an axis whole or keep its first element (what an exporter writes for ``x[:1]``)."""
+        shape = self.shape(node.inputs[0])
+        starts, ends = (small_constant(node.inputs[i]) if len(node.inputs) > i else None for i in (1, 2))
+        if shape is None or starts is None or ends is None:
+            return None
+        axes = small_constant(node.inputs[3]) if len(node.inputs) > 3 else range(len(starts))
+        steps = small_constant(node.inputs[4]) if len(node.inputs) > 4 else [1] * len(starts)
+        if axes is None or steps is None or any(step != 1 for step in steps) or any(start != 0 for start in starts):
+            return None
+        result = list(shape)
+        for axis, end in zip(axes, ends, strict=True):
+            if end == 1:
+                # Of an empty axis this keeps nothing: then every use of it is empty too, and nothing is computed.
+                result[axis] = ONE
+            elif end < 2**31 - 1:
+                return None
+        return tuple(result)
+
+    def _matrix_product(self, node: ir.Node) -> Shape | None:
+        left, right = self.shape(node.inputs[0]), self.shape(node.inputs[1])
+        return (*left[:-1], right[1]) if left and right is not None and len(right) == 2 else None
+
+    def _constant_of_shape(self, node: ir.Node) -> Shape | None:
+        found = self.integers(node.inputs[0])
+        return None if found is None else found.items
+
+    # ---- integers
+
+    def _constant_integers(self, value: ir.Value) -> Integers | None:
+        array = small_constant(value)
+        if array is None or array.dtype.kind not in "iu" or array.ndim > 1:
+            return None
+        return Integers(tuple(Dim(int(item)) for item in array.reshape(-1)), array.ndim == 0)
+
+    def _computed_integers(self, value: ir.Value) -> Integers | None:
+        node = value.producer()
+        if node is None or not is_standard(node):
+            return None
+        rule = _INTEGER_RULES.get(node.op_type)
+        return None if rule is None else rule(self, node)
+
+    def _shape_operator(self, node: ir.Node) -> Integers | None:
+        shape = self.shape(node.inputs[0])
+        if shape is None:
+            return None
+        return Integers(shape[attribute(node, "start", 0) : attribute(node, "end", None)], False)
+
+    def _gather_integers(self, node: ir.Node) -> Integers | None:
+        data, index = self.integers(node.inputs[0]), small_constant(node.inputs[1])
+        if data is None or data.is_scalar or index is None or index.ndim > 1:
+            return None
+        positions = [int(i) for i in index.reshape(-1)]
+        if any(not -len(data.items) <= i < len(data.items) for i in positions):
+            return None
+        return Integers(tuple(data.items[i] for i in positions), index.ndim == 0)
+
+    def _slice_integers(self, node: ir.Node) -> Integers | None:
+        data = self.integers(node.inputs[0])
+        bounds = [small_constant(operand) for operand in node.inputs[1:3]]
+        if data is None or any(bound is None or bound.size != 1 for bound in bounds) or len(node.inputs) > 4:
+            return None
+        return Integers(data.items[int(bounds[0].item()) : int(bounds[1].item())], False)
+
+    def _concat_integers(self, node: ir.Node) -> Integers | None:
+        parts = [self.integers(operand) for operand in node.inputs]
+        if any(part is None or part.is_scalar for part in parts):
+            return None
+        return Integers(tuple(item for part in parts for item in part.items), False)
+
+    def _same_integers(self, node: ir.Node) -> Integers | None:
+        return self.integers(node.inputs[0])
+
+    def _as_vector(self, node: ir.Node) -> Integers | None:
+        """Unsqueeze of a scalar."""
+        found = self.integers(node.inputs[0])
+        return Integers(found.items, False) if found is not None and found.is_scalar else None
+
+    def _as_scalar(self, node: ir.Node) -> Integers | None:
+        """Squeeze of a vector of one."""
+        found = self.integers(node.inputs[0])
+        return Integers(found.items, True) if found is not None and len(found.items) == 1 else None
+
+    def _reshape_integers(self, node: ir.Node) -> Integers | None:
+        found, target = self.integers(node.inputs[0]), self.integers(node.inputs[1])
+        if found is None or target is None or len(target.items) > 1:
+            return None
+        return Integers(found.items, not target.items)
+
+    def _multiply_integers(self, node: ir.Node) -> Integers | None:
+        left, right = (self.integers(operand) for operand in node.inputs)
+        if left is None or right is None or len(left.items) != len(right.items):
+            return None
+        items = tuple(product(pair) for pair in zip(left.items, right.items, strict=True))
+        return Integers(items, left.is_scalar and right.is_scalar)
+
+
+def unsqueezed(items: tuple, axes: tuple[int, ...], one) -> tuple:
+    """`items` with `one` inserted at `axes` (which count positions of the result)."""
+    rank = len(items) + len(axes)
+    inserted = {axis % rank for axis in axes}
+    rest = iter(items)
+    return tuple(one if axis in inserted else next(rest) for axis in range(rank))
+
+
+_SHAPE_RULES = {
+    "Unsqueeze": Shapes._unsqueeze,
+    "Squeeze": Shapes._squeeze,
+    "Flatten": Shapes._flatten,
+    "Reshape": Shapes._reshape,
+    "Transpose": Shapes._transpose,
+    "Expand": Shapes._expand,
+    "MatMul": Shapes._matrix_product,
+    "Slice": Shapes._slice,
+    "ConstantOfShape": Shapes._constant_of_shape,
+}
+_INTEGER_RULES = {
+    "Shape": Shapes._shape_operator,
+    "Gather": Shapes._gather_integers,
+    "Slice": Shapes._slice_integers,
+    "Concat": Shapes._concat_integers,
+    "Identity": Shapes._same_integers,
+    "Cast": Shapes._same_integers,
+    "Unsqueeze": Shapes._as_vector,
+    "Squeeze": Shapes._as_scalar,
+    "Reshape": Shapes._reshape_integers,
+    "Mul": Shapes._multiply_integers,
+}

@@ -1,0 +1,111 @@
+"""What `fuse` did, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+
+@dataclass
+class LayerReport:
+    """One MoE layer of the model."""
+
+    where: str
+    """A path for people, taken from node names; nothing depends on it."""
+    fused: bool
+    reason: str | None
+    """Why it was not fused."""
+    experts_found: int
+    num_experts: int | None
+    """How many experts the router chooses from."""
+    k: int
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    activation: str | None = None
+    dtype: str | None = None
+    layout: str | None = None
+    """How the matrices are stored: ``[K, N]`` or ``[N, K]``, N being the outputs."""
+    bytes_referenced: int = 0
+    """Size of the layer's own weights, in bytes."""
+    windows: int = 0
+    nodes: int = 0
+    """How many nodes compute the layer in the source."""
+    verification: str = "not asked for"
+    """``verified``, ``failed``, ``inconclusive``, ``not run`` or ``not asked for``."""
+    difference: float | None = None
+    """The largest difference found by the verification, relative to the output's scale."""
+    tolerance: float | None = None
+    verification_seconds: float = 0.0
+
+
+@dataclass
+class FusionReport:
+    """The result of `fuse`. `output` is None when nothing was written."""
+
+    source: str
+    output: str | None
+    layers: list[LayerReport]
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def fused(self) -> int:
+        """How many layers were fused."""
+        return sum(layer.fused for layer in self.layers)
+
+    def to_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "fused": self.fused}, indent=2)
+
+    def to_text(self) -> str:
+        lines = [_headline(self)]
+        lines += [f"  {_layer_line(layer)}" for layer in self.layers]
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        if self.output is None:
+            lines.append("  nothing was written")
+        else:
+            lines.append(f"  written: {self.output} ({self.nodes_before} nodes -> {self.nodes_after}; the weights stay in place)")
+        return "\n".join(lines)
+
+
+def _headline(report: FusionReport) -> str:
+    if not report.layers:
+        return f"{report.source}: no mixture-of-experts layer found ({report.seconds:.1f} s)"
+    checking = sum(layer.verification_seconds for layer in report.layers)
+    return (
+        f"{report.source}: {report.fused} of {len(report.layers)} mixture-of-experts layers fused "
+        f"({report.seconds:.1f} s, of which verification {checking:.1f} s)"
+    )
+
+
+def _layer_line(layer: LayerReport) -> str:
+    if not layer.fused:
+        return f"{layer.where}: refused: {layer.reason}"
+    return f"{layer.where}: {layer_sizes(layer)}; {_verification(layer)}"
+
+
+def layer_sizes(layer: LayerReport) -> str:
+    """One line about a layer that is understood."""
+    return (
+        f"{layer.experts_found} experts, top {layer.k}, {layer.hidden_size} -> {layer.intermediate_size}, {layer.activation}, "
+        f"{layer.dtype} {layer.layout}, {human_bytes(layer.bytes_referenced)} in {layer.windows} window"
+        f"{'' if layer.windows == 1 else 's'}"
+    )
+
+
+def _verification(layer: LayerReport) -> str:
+    if layer.difference is None:
+        return f"verification: {layer.verification}"
+    return f"{layer.verification}: difference {layer.difference:.1e} of the output's scale (allowed {layer.tolerance:.1e})"
+
+
+def human_bytes(count: int) -> str:
+    """A size for people: powers of 1000, as disks and model cards have them."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,206 @@
+"""Verification: the original subgraph of a layer next to the node that replaces it, on the same input.
+
+Each is run in ONNX Runtime as a model of its own, on random activations, with ids that reach every expert. Neither copies
+the weights: both refer to the data file, so the memory needed is that of the pages of one layer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from .graph_passes.moe_layer import MoELayer
+from .graph_passes.moe_node import DOMAIN, OPSET
+
+# float: two sums of the same n ≤ 20,000 products in another order differ by about eps·√n ≈ 8e-6 of their scale, in each of
+# three matrix products in a row. 1e-4 leaves room for a cancelling row; the smallest mistake, one expert of k wrong for
+# one token, is of the order 1/k ≥ 0.03.
+FLOAT_TOLERANCE = 1e-4
+
+# Steps at which the original rounds to its 16-bit type and the operator does not (gate, activation (2), up, product,
+# down, weight; then one addition per expert of a token). Each errs by at most half a unit in the last place, relative to
+# something at most a few times as large as the largest output.
+ROUNDED_STEPS = 7
+ROUNDED_SCALE = 2.0
+
+# Rows beyond those that reach every expert once: some experts then have several tokens, in several slots.
+EXTRA_TOKENS = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``state`` is ``verified``, ``failed``, ``inconclusive`` (the output was zero or not finite) or ``not run``.
+
+    ``difference`` is the largest one between the outputs, relative to the largest absolute value of the original's.
+    """
+
+    state: str
+    difference: float | None
+    tolerance: float
+    seconds: float
+    detail: str = ""
+
+    @property
+    def allows_fusing(self) -> bool:
+        return self.state != "failed"
+
+
+def tolerance(dtype: ir.DataType, k: int) -> float:
+    """The largest accepted difference, relative to the scale of the output, for weights of `dtype` and k experts per token."""
+    if dtype == ir.DataType.FLOAT:
+        return FLOAT_TOLERANCE
+    return ROUNDED_SCALE * (ROUNDED_STEPS + k) * float(ml_dtypes.finfo(dtype.numpy()).eps) / 2
+
+
+def verify_layer(
+    layer: MoELayer, replacement: ir.Node, windows: list[ir.Value], source: ir.Model, folder: Path, *, seed: int = 0
+) -> Verdict:
+    """Compares `layer` with `replacement`.
+
+    Args:
+        layer: the original, still in its graph.
+        replacement: the node ort_hina::MoE, not in any graph; `windows` are its initializers.
+        source: the model of the layer, for its opsets.
+        folder: where the locations of external data are looked up (they have been checked).
+        seed: of the random input.
+
+    Raises:
+        OrtHinaError: the operator library is missing or cannot be loaded.
+    """
+    began = time.perf_counter()
+    limit = tolerance(layer.dtype, layer.k)
+    feeds = _random_inputs(layer, seed)
+    try:
+        expected = _run(_original_model(layer, source, folder), feeds, with_library=False)
+    except _CannotRun as error:
+        detail = f"ONNX Runtime cannot run the original on this machine: {error}"
+        return Verdict("not run", None, limit, time.perf_counter() - began, detail)
+    try:
+        found = _run(_replacement_model(layer, replacement, windows, source, folder), feeds, with_library=True)
+    except _CannotRun as error:
+        return Verdict("failed", None, limit, time.perf_counter() - began, f"the fused node does not run: {error}")
+    state, difference, detail = _compare(expected, found, limit)
+    return Verdict(state, difference, limit, time.perf_counter() - began, detail)
+
+
+def _compare(expected: np.ndarray, found: np.ndarray, limit: float) -> tuple[str, float | None, str]:
+    if expected.shape != found.shape:
+        return "failed", None, f"the fused node answers with shape {found.shape}, the original with {expected.shape}"
+    scale = float(np.abs(expected).max())
+    if not math.isfinite(scale) or scale == 0:
+        what = "zero" if scale == 0 else "not finite"
+        return "inconclusive", None, f"the original's output is {what} for random input: nothing can be compared"
+    difference = float(np.abs(expected - found).max()) / scale
+    if difference <= limit:  # false for NaN
+        return "verified", difference, ""
+    return "failed", difference, f"differs by {difference:.2g} of the output's scale, and {limit:.2g} is allowed"
+
+
+def _random_inputs(layer: MoELayer, seed: int) -> dict[str, np.ndarray]:
+    """Activations, ids that are distinct within a token and reach every expert, and weights of the size of real ones.
+
+    The inputs of which the original reads only the shape get it as ``[1, …, T, H]``.
+    """
+    random = np.random.default_rng(seed)
+    experts, k = layer.num_experts, layer.k
+    tokens = -(-experts // k) + EXTRA_TOKENS
+    # Walking in steps of k through a permutation reaches all of it, and k ≤ E neighbours are distinct.
+    order = random.permutation(experts)
+    ids = order[np.arange(tokens * k).reshape(tokens, k) % experts]
+    ids = random.permuted(ids, axis=1).astype(np.int64)
+    dtype = layer.dtype.numpy()
+    feeds = {
+        layer.x.name: random.standard_normal((tokens, layer.hidden_size)).astype(dtype),
+        layer.ids.name: ids,
+        layer.weights.name: random.uniform(0.05, 1.0, (tokens, k)).astype(dtype),
+    }
+    for value, rank in layer.onlooked:
+        shape = (1,) * (rank - 2) + (tokens, layer.hidden_size)
+        feeds[value.name] = np.zeros(shape, dtype)
+    return feeds
+
+
+def _original_model(layer: MoELayer, source: ir.Model, folder: Path) -> onnx.ModelProto:
+    used = {value for node in layer.nodes for value in node.inputs if value is not None}
+    nodes = [ir.serde.serialize_node(node) for node in layer.nodes]
+    constants = [_constant(value.const_value, folder) for value in used if value.is_initializer()]
+    return _model(layer, nodes, constants, [value for value, _ in layer.onlooked], source)
+
+
+def _replacement_model(
+    layer: MoELayer, node: ir.Node, windows: list[ir.Value], source: ir.Model, folder: Path
+) -> onnx.ModelProto:
+    constants = [_constant(value.const_value, folder) for value in windows]
+    model = _model(layer, [ir.serde.serialize_node(node)], constants, [], source)
+    if not any(opset.domain == DOMAIN for opset in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, OPSET))
+    return model
+
+
+def _constant(tensor: ir.TensorProtocol, folder: Path) -> onnx.TensorProto:
+    """External data by its real path, from the root: ONNX Runtime refuses links that lead out of a model's folder, and
+    whether these may has been judged when the model was read."""
+    proto = ir.serde.serialize_tensor(tensor)
+    for entry in proto.external_data:
+        if entry.key == "location":
+            entry.value = os.path.relpath((folder / entry.value).resolve(), os.sep)
+    return proto
+
+
+def _model(
+    layer: MoELayer,
+    nodes: list[onnx.NodeProto],
+    constants: list[onnx.TensorProto],
+    onlooked: list[ir.Value],
+    source: ir.Model,
+) -> onnx.ModelProto:
+    element = int(layer.dtype)
+    inputs = [
+        onnx.helper.make_tensor_value_info(layer.x.name, element, ["tokens", layer.hidden_size]),
+        onnx.helper.make_tensor_value_info(layer.ids.name, onnx.TensorProto.INT64, ["tokens", layer.k]),
+        onnx.helper.make_tensor_value_info(layer.weights.name, element, ["tokens", layer.k]),
+    ]
+    # Without a shape the rank stays open, as it is in the whole model.
+    inputs += [onnx.helper.make_tensor_value_info(value.name, element, None) for value in onlooked]
+    output = onnx.helper.make_tensor_value_info(layer.output.name, element, None)
+    graph = onnx.helper.make_graph(nodes, "layer", inputs, [output])
+    graph.initializer.extend(constants)
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in source.graph.opset_imports.items()]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
+
+
+class _CannotRun(Exception):
+    """What ONNX Runtime says about a model that it cannot create a session for, or run."""
+
+
+def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], *, with_library: bool) -> np.ndarray:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    # The graph as it is: optimising thousands of nodes takes longer than running them once, and prepacking would copy
+    # the weights.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.sep)
+    if with_library:
+        from .library import register
+
+        register(options)
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        wanted = {value.name for value in session.get_inputs()}
+        (output,) = session.run(None, {name: array for name, array in feeds.items() if name in wanted})
+    except Exception as error:  # onnxruntime's own exception types have no public common base
+        raise _CannotRun(str(error)) from error
+    return output.astype(np.float64)

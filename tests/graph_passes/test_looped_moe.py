@@ -1,0 +1,202 @@
+"""What the recogniser of unrolled mixtures of experts understands, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from support.looped_graph import SPELLINGS, LoopedGraph, Spelling, looped_model, spelling_name
+
+from ort_hina.graph_passes import looped_moe
+from ort_hina.graph_passes.moe_layer import MoELayer, Refused
+
+OPSETS = (14, 16, 17, 18, 19, 20, 21, 23)
+
+
+def found(model: onnx.ModelProto) -> MoELayer | Refused:
+    (layer,) = looped_moe.find(ir.from_proto(model).graph)
+    return layer
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_every_opset_that_optimum_writes(tiny_export, opset):
+    layers = looped_moe.find(ir.load(tiny_export(opset=opset, external=False)).graph)
+    assert [(layer.num_experts, layer.k, layer.hidden_size, layer.intermediate_size) for layer in layers] == [(8, 2, 64, 96)] * 2
+    assert {layer.activation for layer in layers} == {"silu"}
+
+
+def test_dense_layers_between_and_no_normalisation(tiny_export):
+    (layer,) = looped_moe.find(ir.load(tiny_export("qwen3_moe_nonorm_dense", external=False)).graph)
+    assert (layer.num_experts, layer.k, layer.intermediate_size) == (8, 3, 72)
+
+
+def test_half_precision_export(tiny_export):
+    layers = looped_moe.find(ir.load(tiny_export(dtype="fp16", external=False)).graph)
+    assert [layer.dtype for layer in layers] == [ir.DataType.FLOAT16] * 2
+
+
+def test_names_play_no_part(tiny_export):
+    model = onnx.load(tiny_export(external=False))
+    numbers: dict[str, str] = {}
+    for node in model.graph.node:
+        node.name = ""
+        for names in (node.input, node.output):
+            for i, name in enumerate(names):
+                names[i] = numbers.setdefault(name, f"v{len(numbers)}") if name else ""
+    for value in (*model.graph.initializer, *model.graph.input, *model.graph.output):
+        value.name = numbers.setdefault(value.name, f"v{len(numbers)}")
+    assert [type(layer) for layer in looped_moe.find(ir.from_proto(model).graph)] == [MoELayer, MoELayer]
+
+
+def test_weights_belong_to_their_experts():
+    builder = LoopedGraph(Spelling(experts=3))
+    model = builder.model()
+    layer = found(model)
+    names = [t.name for t in model.graph.initializer]
+    assert [[e.gate.matrix.tensor.name, e.up.matrix.tensor.name, e.down.matrix.tensor.name] for e in layer.experts] == [
+        names[0:3],
+        names[3:6],
+        names[6:9],
+    ]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=spelling_name)
+def test_other_spellings(spelling):
+    layer = found(looped_model(**spelling))
+    assert isinstance(layer, MoELayer), layer
+    assert layer.activation == spelling.get("activation", "silu").removesuffix("_operator")
+    assert (layer.experts[0].up is None) == (not spelling.get("gated", True))
+    assert layer.layout == ("[N, K]" if "transposed" in spelling or "gemm" in spelling else "[K, N]")
+
+
+def test_missing_experts_are_listed():
+    layer = found(looped_model(experts=6, bodies=(0, 2, 5)))
+    assert isinstance(layer, Refused)
+    assert "chooses from 6 experts, and the graph holds 3: missing 1, 3, 4" in layer.reason
+    assert (layer.experts_found, layer.num_experts, layer.k) == (3, 6, 2)
+
+
+def test_an_expert_added_twice():
+    layer = found(looped_model(experts=3, bodies=(0, 1, 2, 1)))
+    assert isinstance(layer, Refused) and "experts 1 are added more than once" in layer.reason
+
+
+def test_a_router_wider_than_the_one_hot():
+    model = looped_model(experts=4)
+    model.graph.input[1].type.tensor_type.shape.dim[1].dim_value = 5
+    layer = found(model)
+    assert isinstance(layer, Refused) and "OneHot has a depth of 4, and the router chooses from 5 experts" in layer.reason
+
+
+def test_top_k_alone_is_no_layer():
+    """Sampling has one, too."""
+    model = looped_model(experts=4)
+    del model.graph.node[next(i for i, node in enumerate(model.graph.node) if node.op_type == "OneHot") :]
+    assert looped_moe.find(ir.from_proto(model).graph) == []
+
+
+def edit(model: onnx.ModelProto, operator: str, which: int) -> onnx.NodeProto:
+    return [node for node in model.graph.node if node.op_type == operator][which]
+
+
+def _other_operator(old: str, new: str):
+    def change(model):
+        edit(model, old, 0).op_type = new
+
+    return change
+
+
+def _one_hot_values(model):
+    values = next(node for node in model.graph.node if edit(model, "OneHot", 0).input[2] in node.output)
+    values.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 0])))
+
+
+def _rows_of_another_expert(model):
+    rows = [node for node in model.graph.node if node.op_type == "Gather" and node.attribute[0].i == 1]
+    rows[1].input[1] = rows[0].input[1]
+
+
+def _expert_out_of_range(model):
+    index = edit(model, "Gather", 3).input[1]
+    constant = next(node for node in model.graph.node if index in node.output)
+    constant.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.int64(3)))
+
+
+def _mask_order(model):
+    """The axes of the mask say (token, slot), and the rest of the graph takes the coordinates for (slot, token)."""
+    edit(model, "Transpose", 0).attribute[0].ints[:] = [2, 0, 1]
+
+
+def _scattered_to_another_expert(model):
+    edit(model, "ScatterElements", 1).input[1] = edit(model, "ScatterElements", 0).input[1]
+
+
+def _bias_inside(model):
+    constant = onnx.numpy_helper.from_array(np.float32(0.1), "constant")
+    model.graph.initializer.append(constant)
+    gather = edit(model, "MatMul", 2)
+    place = list(model.graph.node).index(gather)
+    model.graph.node.insert(place, onnx.helper.make_node("Add", [gather.input[0], "constant"], ["shifted"], name="shift"))
+    gather.input[0] = "shifted"
+
+
+def _inner_output(model):
+    value = edit(model, "MatMul", 1).output[0]
+    model.graph.output.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, None))
+
+
+def _inner_user(model):
+    model.graph.node.append(onnx.helper.make_node("ReduceSum", [edit(model, "OneHot", 0).output[0]], ["load"], name="statistics"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("load", onnx.TensorProto.INT64, None))
+
+
+def _zeros_are_ones(model):
+    edit(model, "ConstantOfShape", 0).attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.ones(1, np.float32)))
+
+
+def _weights_at_other_stride(model):
+    """slot * k + token"""
+    multiply = next(node for node in model.graph.node if node.op_type == "Mul" and node.output[0] == edit(model, "Add", 0).input[1])
+    add = edit(model, "Add", 0)
+    multiply.input[0], add.input[0] = add.input[0], multiply.input[0]
+
+
+def _replaceable_weight(model):
+    weight = model.graph.initializer[0]
+    model.graph.input.append(onnx.helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
+
+
+def _swap_gate_up_product(model):
+    """up * sigmoid(gate): no activation of anything."""
+    silu = edit(model, "Mul", 1)
+    assert silu.input[1] == edit(model, "Sigmoid", 0).output[0]
+    silu.input[0] = edit(model, "MatMul", 1).output[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_other_operator("Sigmoid", "Tanh"), "not understood"),
+        (_other_operator("ScatterElements", "GatherElements"), "not understood"),
+        (_one_hot_values, "values of OneHot are not [0, 1]"),
+        (_mask_order, "not gathered at token * k + slot"),
+        (_rows_of_another_expert, "multiplied by the routing weights of another"),
+        (_expert_out_of_range, "missing 0"),
+        (_scattered_to_another_expert, "not scattered to the rows of its own tokens"),
+        (_bias_inside, "not the bias of a matrix product"),
+        (_inner_output, "is an output of the model"),
+        (_inner_user, "is also used by ReduceSum 'statistics'"),
+        (_zeros_are_ones, "neither zeros nor an expert"),
+        (_weights_at_other_stride, "not gathered at token * k + slot"),
+        (_replaceable_weight, "is not a constant initializer"),
+        (_swap_gate_up_product, "not understood"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value if isinstance(value, str) else None),
+)
+def test_refusals_say_why(change, reason):
+    model = looped_model(experts=3)
+    change(model)
+    layer = found(model)
+    assert isinstance(layer, Refused), layer
+    assert reason in layer.reason

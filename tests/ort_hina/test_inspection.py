@@ -1,0 +1,73 @@
+"""`inspect`: what a model holds, and what would be fused."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from support.external_data import save_external, set_external
+from support.looped_graph import looped_model
+
+from ort_hina import OrtHinaError, fuse, inspect
+
+EXPERT_BYTES = 8 * 3 * 64 * 96 * 4
+
+
+def test_an_export(tiny_export):
+    path = tiny_export("qwen3_moe_nonorm_dense")
+    inventory = inspect(path)
+    (layer,) = inventory.layers
+    assert (layer.num_experts, layer.k, layer.dtype, layer.layout, layer.reason) == (8, 3, "float", "[K, N]", None)
+    assert inventory.fusable == 1 and inventory.fused_nodes == 0
+    assert inventory.bytes_by_kind["experts"] == EXPERT_BYTES * 72 // 96
+    (file,) = inventory.external_files
+    assert file.location == "model.onnx_data" and file.size == path.with_name("model.onnx_data").stat().st_size
+    assert file.bytes_used == sum(inventory.bytes_by_kind.values()) == sum(inventory.bytes_by_dtype.values()) <= file.size
+    text = inventory.to_text()
+    assert "mixture-of-experts layers to fuse: 1 of 1 found" in text and layer.where in text
+    assert json.loads(inventory.to_json())["fusable"] == 1
+
+
+def test_mixed_types(tiny_export):
+    inventory = inspect(tiny_export(dtype="fp16"))
+    assert set(inventory.bytes_by_dtype) == {"float16", "float"}
+    assert inventory.bytes_by_kind["experts"] == 2 * EXPERT_BYTES // 2
+
+
+def test_nothing_changes(tiny_copy):
+    path = tiny_copy()
+    before = {entry: entry.stat().st_mtime_ns for entry in path.parent.iterdir()}
+    inspect(path)
+    assert {entry: entry.stat().st_mtime_ns for entry in path.parent.iterdir()} == before
+
+
+def test_a_fused_model(tiny_copy):
+    path = tiny_copy()
+    before, after = inspect(path), inspect(fuse(path, verify="none").output)
+    assert (after.fused_nodes, after.layers, after.bytes_by_kind) == (2, [], before.bytes_by_kind)
+    assert "fused mixture-of-experts nodes: 2" in after.to_text()
+
+
+def test_overlapping_tensors_count_once(tmp_path):
+    model = looped_model()
+    save_external(model, tmp_path / "model.onnx")
+    first, second = model.graph.initializer[0], model.graph.initializer[1]
+    set_external(second, "weights.bin", 0, 384)
+    assert tuple(first.dims) == tuple(second.dims)
+    onnx.save(model, tmp_path / "model.onnx")
+    inventory = inspect(tmp_path / "model.onnx")
+    assert inventory.external_files[0].bytes_used == inventory.bytes_by_kind["experts"] == 11 * 384
+
+
+def test_a_refused_layer_says_why(tmp_path):
+    onnx.save(looped_model(experts=5, bodies=(0, 1)), tmp_path / "model.onnx")
+    inventory = inspect(tmp_path / "model.onnx")
+    assert inventory.fusable == 0
+    assert "would stay as it is: the router chooses from 5 experts, and the graph holds 2: missing 2, 3, 4" in inventory.to_text()
+
+
+def test_bad_files_are_refused_as_in_fuse(tmp_path):
+    (tmp_path / "model.onnx").write_text("hello")
+    with pytest.raises(OrtHinaError, match="is not an ONNX model"):
+        inspect(tmp_path / "model.onnx")
