@@ -11,6 +11,7 @@ function(_find_ort_headers)
     NO_DEFAULT_PATH)
 endfunction()
 
+unset(ORT_HINA_ORT_HEADERS CACHE)  # looked up each time: the folder named, or what is installed, may have changed
 if(ORT_HINA_ORT_INCLUDE)
   _find_ort_headers("${ORT_HINA_ORT_INCLUDE}")
   if(NOT ORT_HINA_ORT_HEADERS)
