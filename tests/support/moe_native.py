@@ -1,0 +1,53 @@
+"""A MoE node without ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ort_hina import _native
+
+from .elements import decode
+from .guard import guarded
+from .moe_reference import Bounded, reference
+from .moe_tokens import MoeTokens
+from .moe_weights import MoeWeights
+
+
+class NativeMoe:
+    """The operator on NumPy arrays, at one instruction level (empty: as chosen)."""
+
+    def __init__(self, weights: MoeWeights, isa: str = "", *, guard: bool = False) -> None:
+        """`guard`: every operand ends where a forbidden page begins."""
+        self.weights = weights
+        self._protect = guarded if guard else np.asarray
+        windows = [(self._protect(data), kind) for data, kind in weights.windows]
+        self._moe = _native.Moe(weights.attributes, windows, isa)
+
+    def run(self, tokens: MoeTokens, threads: int = 1) -> np.ndarray:
+        """Y, float64 [T, H]."""
+        data = self._moe.run(
+            self._protect(tokens.x_data),
+            tokens.x_type,
+            self._protect(tokens.ids),
+            self._protect(tokens.routing_data),
+            tokens.routing_type,
+            threads,
+        )
+        return decode(data, tokens.x_type).reshape(tokens.x.shape)
+
+
+def expected(weights: MoeWeights, tokens: MoeTokens) -> Bounded:
+    """Y in float64, and what the node's may differ from it."""
+    return reference(weights, tokens.x, tokens.ids, tokens.routing, tokens.x_type)
+
+
+def assert_within(y: np.ndarray, exact: Bounded) -> None:
+    """Each output lies within its own bound (NaN never does)."""
+    inside = np.abs(y - exact.value) <= exact.error
+    if inside.all():
+        return
+    at = tuple(int(i) for i in np.argwhere(~inside)[0])
+    raise AssertionError(
+        f"{(~inside).sum()} of {inside.size} outputs lie outside their bounds; the first, {at}: got {y[at]!r}, expected "
+        f"{exact.value[at]!r} ± {exact.error[at]:.3g}"
+    )
