@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 
-# A venv's own tools (cmake, ninja) come before the system's, whose cmake may be too old.
+# The venv's own tools (cmake, ninja) come before the system's, whose cmake may be too old; but a venv is not made from
+# itself.
+SYSTEM_PATH := $(PATH)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 REQUIREMENTS_STAMP := $(VENV)/.requirements-installed
@@ -27,9 +29,8 @@ help:
 
 build: $(PACKAGE_STAMP)
 
-# Also here when .venv was copied or its Python went away: make_venv.sh replaces one that does not run.
 $(REQUIREMENTS_STAMP): requirements/dev.txt
-	scripts/make_venv.sh $(VENV) $(PYTHON)
+	PATH="$(SYSTEM_PATH)" scripts/make_venv.sh $(VENV) $(PYTHON)
 	$(RUN) -m pip install --disable-pip-version-check -r requirements/dev.txt
 	@touch $@
 

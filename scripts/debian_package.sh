@@ -23,7 +23,7 @@ chmod 755 "$work"  # apt may drop to its own user, who has to walk through this 
 archive_of_this_machine() {
   apt-get update --print-uris 2>/dev/null |
     sed -n "s|^'\(.*\)/dists/[^']*'.*|\1|p" |
-    grep -E '/debian(\.list)?(/|$)' | grep -v -- '-security' | awk '!seen[$0]++' | head -n1
+    grep -E '/debian(\.list)?(/|$)' | grep -v -- '-security' | awk '!seen[$0]++' | sed -n 1p
 }
 archive=${ORT_HINA_DEBIAN_MIRROR:-$(archive_of_this_machine || true)}
 [ -n "$archive" ] || fail "apt has no Debian archive configured here; name one in ORT_HINA_DEBIAN_MIRROR"

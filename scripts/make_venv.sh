@@ -28,5 +28,5 @@ if ! compgen -G "$wheels/usr/share/python-wheels/pip-*.whl" >/dev/null; then
   "$here/debian_package.sh" "$wheels" "${suite:-stable}" python3-pip-whl ||
     fail "this Python has no ensurepip, and pip could not be fetched from Debian. Install it: apt-get install python3-venv"
 fi
-wheel=$(compgen -G "$wheels/usr/share/python-wheels/pip-*.whl" | head -n1)
+wheel=$(compgen -G "$wheels/usr/share/python-wheels/pip-*.whl" | sed -n 1p)
 "$venv/bin/python" "$wheel/pip" install --quiet --no-index "$wheel"
