@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
+    except BrokenPipeError:  # the reader of our output has seen enough, as in `ort-hina inspect model.onnx | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _OK
     except (OrtHinaError, OSError) as error:
         print(f"ort-hina: error: {error}", file=sys.stderr)
         return _USER_ERROR
@@ -114,9 +117,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _show(report: _Report, json_file: str | None) -> None:
     if json_file == "-":
-        print(report.to_json())
+        print(report.to_json(), flush=True)
         return
-    print(report.to_text())
+    print(report.to_text(), flush=True)
     if json_file is not None:
         _write(Path(json_file), report.to_json() + "\n")
 

@@ -10,8 +10,9 @@ struct IsaTable {
   const VectorOps* ops;
 };
 
-namespace portable { IsaTable isa_table(); }
-namespace avx2 { IsaTable isa_table(); }
-namespace avx512 { IsaTable isa_table(); }
+// Data, not functions: a function in a unit could use instructions that the CPU lacks before anything was chosen.
+namespace portable { extern const IsaTable kIsaTable; }
+namespace avx2 { extern const IsaTable kIsaTable; }
+namespace avx512 { extern const IsaTable kIsaTable; }
 
 }  // namespace ort_hina::kernels

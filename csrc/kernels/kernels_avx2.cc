@@ -35,6 +35,6 @@ constexpr uint32_t kStreamChunk = 128;
 
 }  // namespace
 
-IsaTable isa_table() { return {kKernels, sizeof kKernels / sizeof kKernels[0], &kOps}; }
+extern const IsaTable kIsaTable = {kKernels, sizeof kKernels / sizeof kKernels[0], &kOps};
 
 }  // namespace ort_hina::kernels::avx2

@@ -9,10 +9,10 @@ namespace {
 
 const std::vector<IsaTable>& isa_tables() {
   static const std::vector<IsaTable> tables = {
-      portable::isa_table(),
+      portable::kIsaTable,
 #if defined(__x86_64__)
-      avx2::isa_table(),
-      avx512::isa_table(),
+      avx2::kIsaTable,
+      avx512::kIsaTable,
 #endif
   };
   return tables;

@@ -41,6 +41,13 @@ void check_lists(const Role& role, size_t experts) {
     fail(std::string("attribute ") + role.name + "_bias_stride: expected at least 1, got " + to_string(a.bias_stride));
 }
 
+void check_absent(const Role& role) {
+  const MatrixAttributes& a = role.attributes;
+  if (!a.strides.empty() || !a.windows.empty() || !a.bias_offsets.empty() || !a.bias_windows.empty() || a.bias_stride != 1)
+    fail(std::string("attribute ") + role.name + "_offsets: expected, since other attributes of " + role.name +
+         " are there, but it is absent");
+}
+
 // The window of one offset, once the last of `last_index + 1` elements is known to lie inside it.
 const Window& checked_window(const Role& role, const char* what, size_t expert, int64_t offset,
                              const std::vector<int64_t>& indices, const std::vector<Window>& windows,
@@ -48,7 +55,7 @@ const Window& checked_window(const Role& role, const char* what, size_t expert, 
   const int64_t index = indices.empty() ? 0 : indices[expert];
   const std::string where = std::string(role.name) + what + " of expert " + to_string(expert);
   if (index < 0 || static_cast<size_t>(index) >= windows.size())
-    fail(where + ": window " + to_string(index) + " of " + to_string(windows.size()));
+    fail(where + ": expected a window in [0, " + to_string(windows.size()) + "), got " + to_string(index));
   const Window& window = windows[static_cast<size_t>(index)];
   const unsigned __int128 end = static_cast<unsigned __int128>(offset) + (last_index + 1) * size_of(window.type);
   if (end > window.bytes)
@@ -161,7 +168,7 @@ MoeConfig resolve(const MoeAttributes& a, const std::vector<Window>& windows) {
   const Role up = {"up", a.up, config.hidden, config.intermediate};
   const Role down = {"down", a.down, config.intermediate, config.hidden};
   check_lists(gate, config.num_experts);
-  if (config.gated) check_lists(up, config.num_experts);
+  config.gated ? check_lists(up, config.num_experts) : check_absent(up);
   check_lists(down, config.num_experts);
   for (size_t e = 0; e < config.num_experts; ++e)
     config.experts.push_back(resolve_expert(gate, up, down, config.gated, e, windows));

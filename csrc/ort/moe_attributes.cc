@@ -85,8 +85,7 @@ class Reader {
 operators::MatrixAttributes read_matrix(const Reader& read, const std::string& role, std::vector<int64_t> offsets) {
   operators::MatrixAttributes matrix;
   matrix.offsets = std::move(offsets);
-  if (matrix.offsets.empty()) return matrix;
-  matrix.strides = read.integers(role + "_strides");
+  matrix.strides = matrix.offsets.empty() ? read.integers_or_none(role + "_strides") : read.integers(role + "_strides");
   matrix.windows = read.integers_or_none(role + "_windows");
   matrix.bias_offsets = read.integers_or_none(role + "_bias_offsets");
   matrix.bias_windows = read.integers_or_none(role + "_bias_windows");

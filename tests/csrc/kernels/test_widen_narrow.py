@@ -50,11 +50,12 @@ def test_narrowing_gives_every_pattern_back(isa, kind):
 @every_level
 @every_half
 def test_ties_go_to_even_and_their_neighbours_to_the_nearer(isa, kind):
-    """Between each two neighbours of the type, subnormals included: the middle, and the float32 on either side of it."""
+    """Between each two neighbours, subnormals included: the middle, and the float32 on either side of it."""
     finite = ALL_PATTERNS[:-1][np.isfinite(as_floats(ALL_PATTERNS[1:], kind)) & (ALL_PATTERNS[:-1] != 0x7FFF)]
     low, high = as_floats(finite, kind).astype(np.float64), as_floats(finite + np.uint16(1), kind).astype(np.float64)
     middle = ((low + high) / 2).astype(np.float32)  # exact: float32 has the bits
-    assert_same_numbers(narrow(isa, middle, kind), np.where(finite % 2 == 0, finite, finite + 1).astype(np.uint16), kind)
+    even = np.where(finite % 2 == 0, finite, finite + np.uint16(1))
+    assert_same_numbers(narrow(isa, middle, kind), even, kind)
     away = np.where(middle < 0, np.float32(-np.inf), np.float32(np.inf))
     assert_same_numbers(narrow(isa, np.nextafter(middle, np.float32(0)), kind), finite, kind)
     assert_same_numbers(narrow(isa, np.nextafter(middle, away), kind), finite + np.uint16(1), kind)

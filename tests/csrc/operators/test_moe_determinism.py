@@ -1,4 +1,4 @@
-"""Equal inputs give equal bits: run after run, whatever the number of threads, and with several threads calling at once."""
+"""Equal inputs give equal bits: run after run, with any number of threads, and with several callers at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_runs_and_threads(isa, layout, count):
 def test_concurrent_callers():
     weights = make_weights(MoeSpec(6, 64, 48))
     node = NativeMoe(weights)
-    calls = [make_tokens(random_ids(count, 2, 6, seed=count), 64, seed=count) for count in (1, 2, 5, 17, 40, 64, 100, 150)]
+    counts = (1, 2, 5, 17, 40, 64, 100, 150)
+    calls = [make_tokens(random_ids(count, 2, 6, seed=count), 64, seed=count) for count in counts]
     alone = [node.run(inputs) for inputs in calls]
     with ThreadPoolExecutor(len(calls)) as callers:
         for _ in range(5):

@@ -33,7 +33,10 @@ def tokens(seed: int) -> MoeTokens:
 @every_level
 @pytest.mark.parametrize("layout", ["kn_interleaved", "nk_interleaved", "kn_concatenated", "nk_concatenated"])
 def test_layout_parameters_and_limit_are_independent(isa, layout):
-    parameters = [{"activation_alpha": 1.702, "activation_beta": 1.0}, {"activation_alpha": 1.0, "activation_beta": 0.0}]
+    parameters = [
+        {"activation_alpha": 1.702, "activation_beta": 1.0},
+        {"activation_alpha": 1.0, "activation_beta": 0.0},
+    ]
     limits = [{"swiglu_limit": 7.0}, {}]
     results = [run(isa, one | other, layout) for one, other in itertools.product(parameters, limits)]
     for one, other in itertools.combinations(results, 2):
@@ -48,9 +51,8 @@ def test_absent_attributes_are_the_documented_defaults(isa):
 
 @every_level
 def test_a_limit_of_zero_is_a_limit(isa):
-    y = run(isa, {"swiglu_limit": 0.0})
-    # The gate is at most 0 and up is 0: h = g·sigmoid(alpha·g)·beta, which no up-weight reaches.
-    assert np.abs(y - run(isa, {})).max() > 0.1
+    """Not the absence of one: `run` compares with a gate of at most 0 and an up of 0."""
+    assert np.abs(run(isa, {"swiglu_limit": 0.0}) - run(isa, {})).max() > 0.1
 
 
 @every_level
@@ -66,11 +68,14 @@ def test_interleaved_biases(isa, kind, layout):
 
 
 @every_level
-def test_what_is_interleaved_equals_what_is_not(isa):
-    """The same values in another order in memory: the same numbers, within both bounds."""
-    spec = dict(experts=EXPERTS, hidden=HIDDEN, intermediate=37, bias=True, activation="swiglu_oai")
+@pytest.mark.parametrize("base", ["nk", "kn"])
+def test_the_order_in_memory_does_not_matter(isa, base):
+    """The same values, separate, concatenated and interleaved: the same answers, within their bounds."""
     inputs = tokens(3)
-    weights = {layout: make_weights(MoeSpec(gate_up_layout=layout, **spec), seed=3) for layout in ("nk", "nk_interleaved")}
-    np.testing.assert_array_equal(weights["nk_interleaved"].matrices["gate"].shape, weights["nk"].matrices["gate"].shape)
-    for each in weights.values():
-        assert_within(NativeMoe(each, isa).run(inputs), expected(each, inputs))
+    answers = []
+    for layout in (base, f"{base}_concatenated", f"{base}_interleaved"):
+        spec = MoeSpec(EXPERTS, HIDDEN, 37, layout, bias=True, activation="swiglu_oai", extra={"swiglu_limit": 1.0})
+        weights = make_weights(spec, seed=3)
+        answers.append(expected(weights, inputs))
+        np.testing.assert_array_equal(answers[-1].value, answers[0].value)
+        assert_within(NativeMoe(weights, isa).run(inputs), answers[0])

@@ -41,7 +41,8 @@ def with_id(value: int) -> np.ndarray:
         (X[None], IDS, ROUTING, "input 0 (X): expected rank 2 or 3, got shape (1, 2, 3, 8)"),
         (X, IDS[0, 0], ROUTING, "input 1 (expert_ids): expected rank 2 or 3, got shape (2)"),
         (X, IDS[:1], ROUTING[:1], "input 1 (expert_ids): expected 6 rows as in X (2, 3, 8), got shape (1, 3, 2)"),
-        (X, IDS, ROUTING[..., :1], "input 2 (expert_weights): expected the shape of expert_ids (2, 3, 2), got (2, 3, 1)"),
+        (X, IDS, ROUTING[..., :1],
+         "input 2 (expert_weights): expected the shape of expert_ids (2, 3, 2), got (2, 3, 1)"),
         (X, IDS, ROUTING[:1], "input 2 (expert_weights): expected the shape of expert_ids (2, 3, 2), got (1, 3, 2)"),
         (X, IDS, ROUTING[0, 0], "input 2 (expert_weights): expected rank 2 or 3, got shape (2)"),
         (X, IDS[..., :0], ROUTING[..., :0], "expert_ids has no choices (k = 0)"),
@@ -69,7 +70,11 @@ def test_the_session_answers_the_next_call(session):
 
 @pytest.mark.parametrize(
     ("kind", "numpy_type", "name"),
-    [(TensorProto.FLOAT, np.float32, "float"), (TensorProto.INT8, np.int8, "int8"), (TensorProto.BOOL, np.bool_, "bool")],
+    [
+        (TensorProto.FLOAT, np.float32, "float"),
+        (TensorProto.INT8, np.int8, "int8"),
+        (TensorProto.BOOL, np.bool_, "bool"),
+    ],
 )
 def test_ids_of_another_type(kind, numpy_type, name):
     session = create_session(moe_model(WEIGHTS, rank=None, ids_type=kind))

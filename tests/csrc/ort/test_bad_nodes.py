@@ -89,13 +89,14 @@ def test_an_optional_attribute_of_another_type(name, value, kind):
         (last("gate_offsets", -2), "attribute gate_offsets: expert 2: expected a byte offset or -1, got -2"),
         (last("up_offsets", -1), "expert 2: some of its matrices are missing (offset -1) and some are not"),
         (last("down_bias_offsets", -1), "attribute down_bias_offsets: expert 2: expected a byte offset, got -1"),
-        (last("down_windows", 1), "down matrix of expert 2: window 1 of 1"),
-        (last("gate_bias_windows", -1), "gate bias of expert 2: window -1 of 1"),
+        (last("down_windows", 1), "down matrix of expert 2: expected a window in [0, 1), got 1"),
+        (last("gate_bias_windows", -1), "gate bias of expert 2: expected a window in [0, 1), got -1"),
         (last("down_offsets", BYTES - 4 * 48 + 1),
          f"down matrix of expert 2: bytes {BYTES - 191} to {BYTES + 1} lie beyond the end of window 0 ({BYTES} bytes)"),
         (last("up_bias_offsets", BYTES),
          f"up bias of expert 2: bytes {BYTES} to {BYTES + 24} lie beyond the end of window 0 ({BYTES} bytes)"),
-        (last("gate_offsets", 2**63 - 1), f"gate matrix of expert 2: bytes {2**63 - 1} to {2**63 - 1 + 192} lie beyond"),
+        (last("gate_offsets", 2**63 - 1),
+         f"gate matrix of expert 2: bytes {2**63 - 1} to {2**63 - 1 + 192} lie beyond the end of window 0"),
         ({"down_strides": [1, 2**62]}, "down matrix of expert 0: bytes "),
     ],
 )  # fmt: skip
@@ -106,6 +107,13 @@ def test_attributes_that_contradict(changed, message):
 def test_swiglu_oai_without_an_up_part():
     attributes = {key: value for key, value in A.items() if not key.startswith("up_")} | {"activation": "swiglu_oai"}
     assert_refused("attribute activation: swiglu_oai needs up_offsets", attributes=attributes)
+
+
+@pytest.mark.parametrize("left", [{"up_strides": [1, 8]}, {"up_windows": [0, 0, 0]}, {"up_bias_stride": 2}])
+def test_attributes_of_an_up_part_without_its_offsets(left):
+    attributes = {key: value for key, value in A.items() if not key.startswith("up_")} | left
+    message = "attribute up_offsets: expected, since other attributes of up are there, but it is absent"
+    assert_refused(message, attributes=attributes)
 
 
 def test_an_offset_right_up_to_the_end_is_no_error():
