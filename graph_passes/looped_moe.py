@@ -6,6 +6,7 @@ and scatters it back; the outputs of all experts are summed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -72,9 +73,9 @@ def _complete_sum(candidate: Routing) -> tuple[ir.Value, PartialSum]:
     if largest < count:
         raise _obstacle(candidate, "the experts are not summed")
     output, total = next((value, total) for value, total in candidate.sums if total.count == largest)
-    summed = [part.selection.expert for part in total.contributions()]
-    twice = sorted({expert for expert in summed if summed.count(expert) > 1}) if len(summed) > count else []
-    if twice or len(set(summed)) != count:
+    summed = Counter(part.selection.expert for part in total.contributions())
+    twice = sorted(expert for expert, times in summed.items() if times > 1)
+    if twice:
         raise _Refused(f"experts {_numbers(twice)} are added more than once", output.producer())
     return output, total
 
@@ -95,9 +96,10 @@ def _layer(
     x, weights = _common_inputs(parts, at)
     experts = tuple(part.expert for part in parts)
     _check_alike(experts, at)
+    _check_expert(experts[0], at)
     if candidate.k > len(experts):
         raise _Refused(f"the router chooses {candidate.k} of {len(experts)} experts", candidate.node)
-    _check_shape(total, x, experts[0], recogniser, at)
+    _check_shape(total, x, recogniser, at)
     nodes, onlooked = inner_nodes(output, {x, candidate.ids, weights}, order)
     _check_private(candidate, nodes, output)
     # A rank that nothing tells is taken for that of tokens before they are flattened.
@@ -116,22 +118,20 @@ def _common_inputs(parts: list[Contribution], at: ir.Node) -> tuple[ir.Value, ir
 
 def _check_alike(experts: tuple[Expert, ...], at: ir.Node) -> None:
     """One node describes all experts at once: same sizes, types, layout and activation."""
-    shapes = {tuple(map(_description, (expert.gate, expert.up, expert.down))) + (expert.activation,) for expert in experts}
-    if len(shapes) != 1:
+    kinds = {(*map(_description, (expert.gate, expert.up, expert.down)), expert.activation) for expert in experts}
+    if len(kinds) != 1:
         raise _Refused("the experts differ in size, type, layout, biases or activation", at)
-    first = experts[0]
-    for linear in (first.gate, first.up, first.down):
-        if linear is None:
-            continue
-        for tensor in (linear.matrix.tensor, linear.bias):
-            if tensor is not None and tensor.dtype not in WEIGHT_TYPES:
-                raise _Refused(f"weights of type {tensor.dtype.name} are not supported (float, float16, bfloat16 are)", at)
-    if first.up is not None and (first.up.matrix.inputs, first.up.matrix.outputs) != (
-        first.gate.matrix.inputs,
-        first.gate.matrix.outputs,
-    ):
+
+
+def _check_expert(expert: Expert, at: ir.Node) -> None:
+    linears = [linear for linear in (expert.gate, expert.up, expert.down) if linear is not None]
+    for tensor in (tensor for linear in linears for tensor in (linear.matrix.tensor, linear.bias)):
+        if tensor is not None and tensor.dtype not in WEIGHT_TYPES:
+            raise _Refused(f"weights of type {tensor.dtype.name} are not supported (float, float16, bfloat16 are)", at)
+    width = expert.gate.matrix.inputs, expert.gate.matrix.outputs
+    if expert.up is not None and (expert.up.matrix.inputs, expert.up.matrix.outputs) != width:
         raise _Refused("the gate and up matrices differ in size", at)
-    if (first.down.matrix.inputs, first.down.matrix.outputs) != (first.gate.matrix.outputs, first.gate.matrix.inputs):
+    if (expert.down.matrix.outputs, expert.down.matrix.inputs) != width:
         raise _Refused("the down matrix does not lead back from the experts' width to the tokens' width", at)
 
 
@@ -143,7 +143,7 @@ def _description(linear: Linear | None) -> tuple | None:
     return matrix.inputs, matrix.outputs, matrix.strides, matrix.dtype, bias
 
 
-def _check_shape(total: PartialSum, x: ir.Value, expert: Expert, recogniser: Recogniser, at: ir.Node) -> None:
+def _check_shape(total: PartialSum, x: ir.Value, recogniser: Recogniser, at: ir.Node) -> None:
     dims = recogniser.shapes.dims
     expected = recogniser.shapes.shape(x)
     found = tuple(axis.size for axis in total.axes)

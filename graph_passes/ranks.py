@@ -13,7 +13,8 @@ _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "M
 # The first output has as many dimensions as the first input. (The fused attention operators keep [B, S, features].)
 _LIKE_FIRST = frozenset({
     "Identity", "Cast", "CastLike", "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Erf", "Sin", "Cos", "Tanh", "Sigmoid",
-    "Relu", "Gelu", "Softplus", "Softmax", "Clip", "Not", "Dropout", "Slice", "Transpose", "Concat", "Split", "TopK", "Trilu", "CumSum",
+    "Relu", "Gelu", "Softplus", "Softmax", "Clip", "Not", "Dropout", "Slice", "Transpose", "Concat", "Split", "TopK", "Trilu",
+    "CumSum",
     "ScatterElements", "ScatterND", "GatherElements", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "SkipSimplifiedLayerNormalization", "SkipLayerNormalization", "GroupQueryAttention", "MultiHeadAttention", "QuickGelu",
     "FastGelu", "BiasGelu", "MatMulNBits",

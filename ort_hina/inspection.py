@@ -58,7 +58,8 @@ class ModelInventory:
         opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
         lines = [f"{self.path}: {self.nodes} nodes, opset {opsets}, {human_bytes(self.file_size)}"]
         lines += [f"  {kind}: {human_bytes(size)}" for kind, size in self.bytes_by_kind.items()]
-        lines.append("  by type: " + (", ".join(f"{t} {human_bytes(n)}" for t, n in self.bytes_by_dtype.items()) or "no weights"))
+        types = ", ".join(f"{name} {human_bytes(size)}" for name, size in self.bytes_by_dtype.items())
+        lines.append(f"  by type: {types or 'no weights'}")
         lines += [
             f"  data file {file.location}: {human_bytes(file.size)}, of which the model uses {human_bytes(file.bytes_used)}"
             for file in self.external_files

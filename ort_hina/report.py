@@ -66,7 +66,8 @@ class FusionReport:
         if self.output is None:
             lines.append("  nothing was written")
         else:
-            lines.append(f"  written: {self.output} ({self.nodes_before} nodes -> {self.nodes_after}; the weights stay in place)")
+            nodes = f"{self.nodes_before} nodes -> {self.nodes_after}"
+            lines.append(f"  written: {self.output} ({nodes}; the weights stay in place)")
         return "\n".join(lines)
 
 

@@ -20,8 +20,8 @@ import onnx_ir as ir
 from .graph_passes.moe_layer import MoELayer
 from .graph_passes.moe_node import DOMAIN, OPSET
 
-# float: two sums of the same n ≤ 20,000 products in another order differ by about eps·√n ≈ 8e-6 of their scale, in each of
-# three matrix products in a row. 1e-4 leaves room for a cancelling row; the smallest mistake, one expert of k wrong for
+# float: two sums of the same n ≤ 20,000 products in another order differ by about eps·√n ≈ 8e-6 of their scale, in each
+# of two matrix products in a row. 1e-4 leaves room for a cancelling row; the smallest mistake, one expert of k wrong for
 # one token, is of the order 1/k ≥ 0.03.
 FLOAT_TOLERANCE = 1e-4
 

@@ -9,7 +9,7 @@ import numpy as np
 from .float32 import UNIT
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "identity", "swiglu_oai")
-# No slope is steeper: gelu's reaches 1.1290 at √2, gelu_tanh's 1.1289; of x·sigmoid(alpha·x), 1.0999 for every alpha > 0.
+# No slope is steeper: gelu's reaches 1.1289, gelu_tanh's 1.1290; of x·sigmoid(alpha·x), 1.0999 for every alpha > 0.
 STEEPEST = 1.13
 # Where e^-x overflows in float32 (x < -88.7), x·sigmoid(x) becomes 0; so little is lost.
 FLUSHED = 2.0**-120
@@ -46,8 +46,8 @@ def activation_error(kind: str, gate: np.ndarray, *, alpha: float = 1.702, limit
     x·sigmoid(y) is x / (1 + e^-y): two roundings and the error of the exponential, 4 UNITs (2 units in the last place):
     6 UNITs of the result where y is exact. An argument that carries r roundings moves e^-y by r·|y| UNITs, of which a
     share of 1 - sigmoid(y) reaches the result: r = 0 for silu, 1 for swiglu_oai, 6 for gelu_tanh (four operations, two
-    constants). gelu: x/2·(1 + erf(z)), where z = x/√2 carries two roundings (z·erf'(z) <= 0.485), erf is good to 2 UNITs
-    and the sum, at most 2, to 2 more: 2.5 UNITs of |x|; then the products, 2 UNITs of the result (at most |x|).
+    constants). gelu: x/2·(1 + erf(z)), where z = x/√2 carries two roundings (z·erf'(z) <= 0.485), erf is good to 2
+    UNITs and the sum, at most 2, to 2 more: 2.5 UNITs of |x|; then the products, 2 UNITs of the result (at most |x|).
     """
     x = np.asarray(gate, np.float64)
     if kind in ("relu", "identity"):

@@ -1,4 +1,4 @@
-"""Arrays that end (or begin) where a page begins that nothing may touch: reading one byte too many kills the process."""
+"""Arrays that end (or begin) at a page that nothing may touch: one byte too many kills the process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How matrices lie in memory: every row of the strides table of docs/operators.md.
 
-A matrix here is float32 [k, n], from k inputs to n outputs. Storing gives a 2-D array as it lies, and for each matrix its
-strides (k, n) and its offset, in elements.
+A matrix here is float32 [k, n], from k inputs to n outputs. Storing gives the elements as they lie, and for each matrix
+its strides (k, n) and its offset, in elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GATE_UP = (*SINGLE, *PAIRED)
 
 @dataclass(frozen=True)
 class Stored:
-    """`array` as it lies; for each matrix in it: its strides along inputs and outputs, and where it starts."""
+    """`array` as it lies, flat; for each matrix in it: its strides along inputs and outputs, and where it starts."""
 
     array: np.ndarray
     strides: tuple[int, int]

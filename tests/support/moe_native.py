@@ -48,6 +48,6 @@ def assert_within(y: np.ndarray, exact: Bounded) -> None:
         return
     at = tuple(int(i) for i in np.argwhere(~inside)[0])
     raise AssertionError(
-        f"{(~inside).sum()} of {inside.size} outputs lie outside their bounds; the first, {at}: got {y[at]!r}, expected "
-        f"{exact.value[at]!r} ± {exact.error[at]:.3g}"
+        f"{(~inside).sum()} of {inside.size} outputs lie outside their bounds; the first, {at}: "
+        f"got {y[at]!r}, expected {exact.value[at]!r} ± {exact.error[at]:.3g}"
     )

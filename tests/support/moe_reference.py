@@ -28,9 +28,9 @@ class Bounded:
 def reference(weights: MoeWeights, x: np.ndarray, ids: np.ndarray, routing: np.ndarray, y_type: str) -> Bounded:
     """Y of the node, float64 [T, H], and its error bound.
 
-    x [T, H], routing [T, k]: the float64 values of the inputs; ids [T, k]. The bound follows the computation, with u =
-    2^-24, gamma(n) = n·u/(1 - n·u) (see `float32.gamma`; each product also loses up to 2^-150 to underflow), and E(v) the
-    error of v:
+    x [T, H], routing [T, k]: the float64 values of the inputs; ids [T, k]. The bound follows the computation, with
+    u = 2^-24, gamma(n) = n·u/(1 - n·u) (see `float32.gamma`; each product also loses up to 2^-150 to underflow), and E(v)
+    the error of v:
 
         E(x)    = 0; with the weight on the input: u·|p·x|
         E(gate) = Σ E(x)·|w| + gamma(H)·Σ|x·w|; then, with a bias, + u·(|gate + bias| + E(gate))
@@ -86,8 +86,8 @@ def _linear(weights: MoeWeights, role: str, expert: int, x: Bounded) -> Bounded:
 
 
 def _activation(attributes: dict[str, Any], gate: Bounded) -> Bounded:
-    """The evaluation's own error is taken at the exact gate; that it may be a little larger at the computed one (its slope
-    is under 100 UNITs) is covered by what `STEEPEST` has beyond the true largest slope."""
+    """The evaluation's own error is taken at the exact gate; that it may be a little larger at the computed one (its
+    slope is under 100 UNITs) is covered by what `STEEPEST` has beyond the true largest slope."""
     parameters = _parameters(attributes)
     value = activate(attributes["activation"], gate.value, **parameters)
     own = activation_error(attributes["activation"], gate.value, **parameters)

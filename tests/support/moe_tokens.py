@@ -54,11 +54,11 @@ def with_x(tokens: MoeTokens, x: np.ndarray, routing: np.ndarray | None = None) 
 
 
 def make_tokens(
-    ids: np.ndarray, hidden: int, *, x_type: str = "float", routing_type: str = "float", scale: float = 1.0, seed: int = 0
+    ids: np.ndarray, hidden: int, *, x_type: str = "float", routing_type: str = "float", seed: int = 0
 ) -> MoeTokens:
     """Normal X [T, hidden] and routing weights in [-1, 1) for these ids [T, k]."""
     rng = np.random.default_rng(seed)
-    x_data = encode(scale * rng.standard_normal((len(ids), hidden)), x_type)
+    x_data = encode(rng.standard_normal((len(ids), hidden)), x_type)
     routing_data = encode(rng.uniform(-1, 1, ids.shape), routing_type)
     return MoeTokens(
         decode(x_data, x_type).reshape(len(ids), hidden),

@@ -63,90 +63,97 @@ class MoeSpec:
 
 
 def make_weights(spec: MoeSpec, seed: int = 0) -> MoeWeights:
+    """Random experts. Specs that differ in layout only hold the same values, where their types are the same."""
     return _Maker(spec, seed).make()
 
 
 class _Maker:
     def __init__(self, spec: MoeSpec, seed: int) -> None:
         self.spec = spec
-        self.rng = np.random.default_rng(seed)
-        down_kinds = spec.windows if spec.down_windows is None else spec.down_windows
-        self.gate_up_windows = list(range(len(spec.windows)))
-        self.down_windows = [i + (0 if spec.down_windows is None else len(spec.windows)) for i in range(len(down_kinds))]
-        kinds = [*spec.windows, *(spec.down_windows or ())]
-        self.writers = [WindowWriter(kind, self.rng) for kind in kinds]
-        self.lists: dict[str, list[int]] = {}
+        self.roles = ROLES if spec.gated else ("gate", "down")
+        self.values = np.random.default_rng([seed, 0])
+        gaps = np.random.default_rng([seed, 1])
+        self.writers = [WindowWriter(kind, gaps) for kind in (*spec.windows, *(spec.down_windows or ()))]
         self.attributes: dict[str, Any] = {}
+        shapes = {role: self._shape(role) for role in self.roles}
+        self.matrices = {role: np.full((spec.experts, *shape), np.nan) for role, shape in shapes.items()}
+        self.biases = {role: np.full((spec.experts, shape[1]), np.nan) for role, shape in shapes.items() if spec.bias}
 
     def make(self) -> MoeWeights:
         spec = self.spec
-        roles = ROLES if spec.gated else ("gate", "down")
-        matrices = {role: np.full((spec.experts, *self._shape(role)), np.nan) for role in roles}
-        biases = {role: np.full((spec.experts, self._shape(role)[1]), np.nan) for role in roles} if spec.bias else {}
         for expert in range(spec.experts):
-            if expert in spec.missing:
-                for role in roles:
-                    self._record(role, "offsets", -1)
-                    self._record(role, "windows", 0)
-                    if spec.bias:
-                        self._record(role, "bias_offsets", -1)
-                        self._record(role, "bias_windows", 0)
-                continue
-            self._gate_up(expert, matrices, biases)
-            self._place(["down"], spec.down_layout, self.down_windows[expert % len(self.down_windows)], expert, matrices)
-            if spec.bias:
-                self._place_bias(["down"], self.down_windows[expert % len(self.down_windows)], expert, biases)
+            matrices = {role: self._random_matrix(role) for role in self.roles}
+            biases = {role: self.values.standard_normal(self._shape(role)[1]).astype(np.float32) for role in self.roles}
+            for group in self._groups():
+                if expert in spec.missing:
+                    self._miss(group)
+                    continue
+                self._place(group, expert, [matrices[role] for role in group])
+                if spec.bias:
+                    self._place_bias(group, expert, [biases[role] for role in group])
         self.attributes |= {
             "num_experts": spec.experts,
             "hidden_size": spec.hidden,
             "intermediate_size": spec.intermediate,
             "activation": spec.activation,
-            **self.lists,
             **spec.extra,
         }
-        return MoeWeights(self.attributes, [(w.bytes(), w.kind) for w in self.writers], matrices, biases)
+        windows = [(writer.bytes(), writer.kind) for writer in self.writers]
+        return MoeWeights(self.attributes, windows, self.matrices, self.biases)
 
-    def _gate_up(self, expert: int, matrices: dict, biases: dict) -> None:
-        spec = self.spec
-        window = self.gate_up_windows[expert % len(self.gate_up_windows)]
-        paired = spec.gate_up_layout in PAIRED
-        groups = [["gate", "up"]] if paired else [["gate"], ["up"]] if spec.gated else [["gate"]]
-        for group in groups:
-            self._place(group, spec.gate_up_layout, window, expert, matrices)
-            if spec.bias:
-                self._place_bias(group, window, expert, biases)
+    def _groups(self) -> list[list[str]]:
+        """The matrices that lie in one array each."""
+        if self.spec.gate_up_layout in PAIRED:
+            return [["gate", "up"], ["down"]]
+        return [[role] for role in self.roles]
 
-    def _place(self, roles: list[str], layout: str, window: int, expert: int, matrices: dict) -> None:
-        k, n = self._shape(roles[0])
-        scale = (self.spec.scale if roles[0] != "down" else 1.0) / np.sqrt(k)
-        values = [(scale * self.rng.standard_normal((k, n))).astype(np.float32) for _ in roles]
+    def _place(self, roles: list[str], expert: int, values: list[np.ndarray]) -> None:
+        k, n = values[0].shape
+        layout = self.spec.down_layout if roles == ["down"] else self.spec.gate_up_layout
         stored = store(values, layout, self.spec.padding)
-        writer = self.writers[window]
+        window, writer = self._window(roles[0], expert)
         offset, kept = writer.place(stored.array)
         along_k, along_n = stored.strides
         for role, start in zip(roles, stored.starts):
             at = start + along_k * np.arange(k)[:, None] + along_n * np.arange(n)[None, :]
-            matrices[role][expert] = kept[at]
-            self._record(role, "offsets", offset + start * size_of(writer.kind))
-            self._record(role, "windows", window)
+            self.matrices[role][expert] = kept[at]
+            self._record(f"{role}_offsets", offset + start * size_of(writer.kind))
+            self._record(f"{role}_windows", window)
             self.attributes[f"{role}_strides"] = list(stored.strides)
 
-    def _place_bias(self, roles: list[str], window: int, expert: int, biases: dict) -> None:
-        n = self._shape(roles[0])[1]
+    def _place_bias(self, roles: list[str], expert: int, values: list[np.ndarray]) -> None:
         interleaved = len(roles) == 2 and self.spec.gate_up_layout.endswith("interleaved")
-        values = self.rng.standard_normal((len(roles), n)).astype(np.float32)
-        writer = self.writers[window]
-        offset, kept = writer.place(values.T if interleaved else values)
+        window, writer = self._window(roles[0], expert)
+        offset, kept = writer.place(np.stack(values, axis=1 if interleaved else 0))
         for i, role in enumerate(roles):
-            biases[role][expert] = kept[:, i] if interleaved else kept[i]
-            self._record(role, "bias_offsets", offset + (i if interleaved else i * n) * size_of(writer.kind))
-            self._record(role, "bias_windows", window)
+            self.biases[role][expert] = kept[:, i] if interleaved else kept[i]
+            start = i if interleaved else i * len(values[0])
+            self._record(f"{role}_bias_offsets", offset + start * size_of(writer.kind))
+            self._record(f"{role}_bias_windows", window)
             if interleaved:
                 self.attributes[f"{role}_bias_stride"] = 2
+
+    def _miss(self, roles: list[str]) -> None:
+        for role in roles:
+            for part in ("", "bias_") if self.spec.bias else ("",):
+                self._record(f"{role}_{part}offsets", -1)
+                self._record(f"{role}_{part}windows", 0)
+
+    def _window(self, role: str, expert: int) -> tuple[int, WindowWriter]:
+        first, count = 0, len(self.spec.windows)
+        if role == "down" and self.spec.down_windows is not None:
+            first, count = count, len(self.spec.down_windows)
+        window = first + expert % count
+        return window, self.writers[window]
+
+    def _random_matrix(self, role: str) -> np.ndarray:
+        k, n = self._shape(role)
+        scale = (1.0 if role == "down" else self.spec.scale) / np.sqrt(k)
+        return (scale * self.values.standard_normal((k, n))).astype(np.float32)
 
     def _shape(self, role: str) -> tuple[int, int]:
         spec = self.spec
         return (spec.intermediate, spec.hidden) if role == "down" else (spec.hidden, spec.intermediate)
 
-    def _record(self, role: str, name: str, value: int) -> None:
-        self.lists.setdefault(f"{role}_{name}", []).append(int(value))
+    def _record(self, name: str, value: int) -> None:
+        self.attributes.setdefault(name, []).append(int(value))
