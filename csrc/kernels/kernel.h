@@ -16,6 +16,8 @@ struct MatmulArgs {
   size_t ldc;
   size_t m, n, k;
   float* scratch;  // MatmulKernel::scratch_floats(n) of them, 64-byte aligned
+  // Where the caller's next matmul of this shape begins, if that is known: its first weights may be prefetched. Or null.
+  const void* next_w;
 };
 
 // What a caller may cut without changing any output's bits. A kernel that is cut along N owns whole outputs; one that

@@ -51,32 +51,48 @@ void fill_panel_nk(const uint8_t* w, size_t ldw, size_t depth, size_t n, float* 
 // during the arithmetic and the arithmetic during the filling.
 class NextPanel {
  public:
-  NextPanel() = default;
-  // `rows` runs of `run` bytes, `distance` bytes apart, spread evenly over `steps` inputs of all tiles.
+  // `rows` runs of `run` bytes, `distance` bytes apart, to be fetched during `steps` inputs of all tiles.
   NextPanel(const uint8_t* first, size_t rows, size_t run, size_t distance, size_t steps)
-      : line_(first), row_(first), run_(run), distance_(distance), left_(rows * ((run + kLine - 1) / kLine)) {
-    if (left_ && steps > left_) interval_ = steps / left_;
+      : line_(first), row_(first), last_(first + (rows ? rows - 1 : 0) * distance), run_(run), distance_(distance) {
+    const size_t lines = rows * ((run + kLine - 1) / kLine);
+    sparse_ = lines * kSparse <= steps;
   }
-  size_t interval() const { return interval_; }
+  // One line in each of kSparse inputs is enough.
+  bool sparse() const { return sparse_; }
+  // Stays on the last line when all have been fetched.
   void fetch() {
-    if (!left_) return;
-    --left_;
     Simd::prefetch_l2(line_);
-    line_ += kLine;
-    if (line_ >= row_ + run_) line_ = row_ += distance_;
+    const uint8_t* next = line_ + kLine;
+    const bool in_row = next < row_ + run_;
+    row_ = in_row || row_ == last_ ? row_ : row_ + distance_;
+    line_ = in_row ? next : row_;
   }
+  static constexpr size_t kSparse = 4;
 
  private:
   static constexpr size_t kLine = 64;
-  const uint8_t* line_ = nullptr;
-  const uint8_t* row_ = nullptr;
-  size_t run_ = 0, distance_ = 0, left_ = 0, interval_ = 1;
+  const uint8_t* line_;
+  const uint8_t* row_;
+  const uint8_t* last_;
+  size_t run_, distance_;
+  bool sparse_;
 };
 
 template <int Rows>
+inline void panel_step(const float* a, size_t lda, const float* strip, size_t k, Simd::F (&acc)[Rows][kPanelVectors]) {
+  Simd::F weight[kPanelVectors];
+  for (int v = 0; v < kPanelVectors; ++v) weight[v] = Simd::load(strip + k * kPanelN + v * Simd::kWidth);
+  for (int r = 0; r < Rows; ++r) {
+    const Simd::F x = Simd::set1(a[r * lda + k]);
+    for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::fma(x, weight[v], acc[r][v]);
+  }
+}
+
+template <int Rows>
 inline void panel_tile(const float* a, size_t lda, const float* strip, size_t depth, float* c, size_t ldc, size_t n,
-                       bool first, NextPanel& next) {
+                       bool first, NextPanel& next_panel) {
   constexpr size_t kW = Simd::kWidth;
+  constexpr size_t kStep = NextPanel::kSparse;
   Simd::F acc[Rows][kPanelVectors];
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::zero();
@@ -89,18 +105,19 @@ inline void panel_tile(const float* a, size_t lda, const float* strip, size_t de
         else if (left) acc[r][v] = Simd::load_head(sum, left);
       }
   }
-  for (size_t k = 0; k < depth;) {
-    next.fetch();
-    const size_t end = depth - k < next.interval() ? depth : k + next.interval();
-    for (; k < end; ++k) {
-      Simd::F weight[kPanelVectors];
-      for (int v = 0; v < kPanelVectors; ++v) weight[v] = Simd::load(strip + k * kPanelN + v * kW);
-      for (int r = 0; r < Rows; ++r) {
-        const Simd::F x = Simd::set1(a[r * lda + k]);
-        for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::fma(x, weight[v], acc[r][v]);
-      }
+  NextPanel next = next_panel;  // in registers
+  size_t k = 0;
+  if (next.sparse()) {
+    for (; k + kStep <= depth; k += kStep) {
+      next.fetch();
+      for (size_t i = 0; i < kStep; ++i) panel_step<Rows>(a, lda, strip, k + i, acc);
     }
   }
+  for (; k < depth; ++k) {
+    next.fetch();
+    panel_step<Rows>(a, lda, strip, k, acc);
+  }
+  next_panel = next;
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < kPanelVectors; ++v) {
       float* sum = c + r * ldc + v * kW;
@@ -120,16 +137,18 @@ inline void panel_tail(size_t rows, const float* a, size_t lda, const float* str
   }
 }
 
+// The panel that begins at input k; behind the last one, the first of the matrix that comes next.
 template <DataType T, Layout L>
 inline NextPanel next_panel(const MatmulArgs& p, size_t k) {
-  const size_t depth = k >= p.k ? 0 : p.k - k < kPanelK ? p.k - k : kPanelK;
-  const size_t tiles = (p.m + Simd::kGemmRows - 1) / Simd::kGemmRows * ((p.n + kPanelN - 1) / kPanelN);
+  const uint8_t* w = static_cast<const uint8_t*>(k < p.k ? p.w : p.next_w);
+  // Nothing follows: what is cached already is fetched, since an unmapped address would cost a walk of the page tables.
+  if (!w) return NextPanel(reinterpret_cast<const uint8_t*>(p.scratch), 0, 0, 0, 0);
+  if (k >= p.k) k = 0;
+  const size_t depth = p.k - k < kPanelK ? p.k - k : kPanelK;
+  const size_t steps = (p.m + Simd::kGemmRows - 1) / Simd::kGemmRows * ((p.n + kPanelN - 1) / kPanelN) * kPanelK;
   const size_t row_bytes = p.ldw * Weights<T>::kSize;
-  const uint8_t* w = static_cast<const uint8_t*>(p.w);
-  if constexpr (L == Layout::kKN)
-    return NextPanel(w + k * row_bytes, depth, p.n * Weights<T>::kSize, row_bytes, tiles * kPanelK);
-  else
-    return NextPanel(w + k * Weights<T>::kSize, depth ? p.n : 0, depth * Weights<T>::kSize, row_bytes, tiles * kPanelK);
+  if constexpr (L == Layout::kKN) return NextPanel(w + k * row_bytes, depth, p.n * Weights<T>::kSize, row_bytes, steps);
+  else return NextPanel(w + k * Weights<T>::kSize, p.n, depth * Weights<T>::kSize, row_bytes, steps);
 }
 
 template <DataType T, Layout L>

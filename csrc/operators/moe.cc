@@ -8,14 +8,23 @@
 namespace ort_hina::operators {
 namespace {
 
-// Tokens beyond this much workspace are done in a further round: the weights are then read again, but by then the
-// arithmetic of each round is long enough to hide it.
+// Tokens beyond this much workspace are done in a further round, which reads the weights again: so the limit grows with the
+// weights, of which it stays a small part.
 constexpr size_t kWorkspaceBytes = size_t{256} << 20;
+constexpr size_t kWeightsShare = 16;
+
+size_t weight_bytes(const MoeConfig& config) {
+  size_t bytes = 0;
+  for (const Expert& expert : config.experts)
+    if (expert.gate.data) bytes += (config.gated ? 2 : 1) * size_of(expert.gate.type) + size_of(expert.down.type);
+  return bytes * config.hidden * config.intermediate;
+}
 
 size_t tokens_in_a_round(const MoeConfig& config, size_t k) {
-  // A slot's gathered token, hidden units and answer.
-  const size_t slot_bytes = 4 * (2 * config.hidden + config.intermediate);
-  return std::max<size_t>(1, kWorkspaceBytes / (slot_bytes * k));
+  const size_t limit = std::max(kWorkspaceBytes, weight_bytes(config) / kWeightsShare);
+  // A slot's gathered token, which its answer replaces, and its hidden units.
+  const size_t slot_bytes = 4 * (config.hidden + config.intermediate);
+  return std::max<size_t>(1, limit / (slot_bytes * k));
 }
 
 template <typename Id>

@@ -13,8 +13,8 @@ using plan::WorkItem;
 
 // Columns of the weighted sum whose biases are widened at once.
 constexpr size_t kBiasColumns = 512;
-// Outputs of a weight panel: with 256 inputs in f32 it fills a quarter megabyte of L2.
-constexpr uint32_t kPanelOutputs = 256;
+// Outputs of a weight panel: with the inputs that a panel has, in f32, it fills 64 to 256 KB of L2.
+constexpr uint32_t kPanelOutputs = 128;
 
 size_t align(size_t floats) { return (floats + 15) / 16 * 16; }  // to cache lines
 
@@ -99,16 +99,33 @@ void MoeCall::plan() {
   plan::plan_work(problem, &work_);
 }
 
+// An expert's answers take the place of its gathered tokens: it has answered for none before it has read all.
 void MoeCall::lay_out() {
   const size_t slots = in_.tokens * in_.k;
-  size_t parts = 0, answers = 0;
+  layout_.gathered = 0;
+  layout_.hidden = layout_.gathered + (shared_row_ ? 0 : slots * token_stride_);
+  layout_.extra = layout_.hidden + slots * hidden_stride_;
+  size_t next = layout_.extra;
   for (size_t e = 0; e < active_.size(); ++e) {
     ActiveCall& call = active_[e];
-    call.gate_up_parts = parts;
-    call.down_rows = answers;
-    if (loads_[e].gate_up.cut_k) parts += call.gate_up_chunks * loads_[e].rows * gate_up_outputs();
-    answers += call.down_chunks * loads_[e].rows * config_.hidden;
+    const plan::ExpertLoad& load = loads_[e];
+    if (load.gate_up.cut_k) {
+      call.gate_up_parts = next;
+      next += align(call.gate_up_chunks * load.rows * gate_up_outputs());
+    }
+    const bool in_place = !shared_row_ && !load.down.cut_k;
+    call.answer_stride = in_place ? token_stride_ : config_.hidden;
+    call.answers = in_place ? layout_.gathered + load.begin * token_stride_ : next;
+    if (!in_place) next += align(call.down_chunks * load.rows * config_.hidden);
   }
+  layout_.scratch = next;
+  scratch_floats_ = scratch_floats();
+  layout_.total = layout_.scratch + pool_.threads * scratch_floats_;
+}
+
+// What the most demanding item needs.
+size_t MoeCall::scratch_floats() const {
+  size_t most = 0;
   for (const WorkItem& item : work_.items) {
     const ActiveCall& call = active_[item.expert];
     size_t floats = 0;
@@ -124,14 +141,9 @@ void MoeCall::lay_out() {
         floats = align(in_.k * sizeof(kernels::CombineTerm) / sizeof(float)) + in_.k * kBiasColumns;
         break;
     }
-    scratch_floats_ = std::max(scratch_floats_, align(floats));
+    most = std::max(most, align(floats));
   }
-  layout_.gathered = 0;
-  layout_.hidden = layout_.gathered + (shared_row_ ? 0 : slots * token_stride_);
-  layout_.parts = layout_.hidden + slots * hidden_stride_;
-  layout_.answers = layout_.parts + align(parts);
-  layout_.scratch = layout_.answers + align(answers);
-  layout_.total = layout_.scratch + pool_.threads * scratch_floats_;
+  return most;
 }
 
 void MoeCall::run(const Workspace& workspace) {
@@ -204,11 +216,14 @@ void MoeCall::gate_up(const WorkItem& item, float* scratch) const {
   float* up = expert.interleaved ? gate + 1 : gate + align(item.rows * item.count);
 
   MatmulArgs args = {token_row(item.row), token_stride_, nullptr,       expert.gate.ld, gate, outputs,
-                     item.rows,           outputs,        config_.hidden, panel};
+                     item.rows,           outputs,        config_.hidden, panel,          nullptr};
+  const bool two = config_.gated && !expert.interleaved;
   args.w = at(expert.gate, step * item.begin, 0);
+  args.next_w = two ? at(expert.up, item.begin, 0) : nullptr;
   call.gate_up->run(args);
-  if (config_.gated && !expert.interleaved) {
-    args.w = at(expert.up, item.begin, 0);
+  if (two) {
+    args.w = args.next_w;
+    args.next_w = nullptr;
     args.ldw = expert.up.ld;
     args.c = up;
     call.gate_up->run(args);
@@ -225,11 +240,11 @@ void MoeCall::gate_up_chunk(const WorkItem& item) const {
   const Expert& expert = *call.expert;
   const size_t width = gate_up_outputs();
   const size_t chunk = item.begin / plan::chunk_inputs(loads_[item.expert].gate_up, item.rows, config_.hidden);
-  float* parts = base_ + layout_.parts + call.gate_up_parts + chunk * item.rows * width;
+  float* parts = base_ + call.gate_up_parts + chunk * item.rows * width;
   const size_t outputs = expert.interleaved ? width : config_.intermediate;
 
   MatmulArgs args = {token_row(item.row) + item.begin, token_stride_, at(expert.gate, 0, item.begin), expert.gate.ld, parts,
-                     width, item.rows, outputs, item.count, nullptr};
+                     width, item.rows, outputs, item.count, nullptr, nullptr};
   call.gate_up->run(args);
   if (config_.gated && !expert.interleaved) {
     args.w = at(expert.up, 0, item.begin);
@@ -252,7 +267,7 @@ void MoeCall::finish_hidden(const WorkItem& item, float* scratch) const {
   const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + align(item.count));
 
   for (size_t row = 0; row < item.rows; ++row) {
-    const float* parts = base_ + layout_.parts + call.gate_up_parts + row * width;
+    const float* parts = base_ + call.gate_up_parts + row * width;
     ops_.sum_chunks(parts + step * item.begin, call.gate_up_chunks, distance, step * item.count, gate);
     if (config_.gated && !expert.interleaved)
       ops_.sum_chunks(parts + config_.intermediate + item.begin, call.gate_up_chunks, distance, item.count, up);
@@ -267,16 +282,16 @@ void MoeCall::down(const WorkItem& item, float* scratch) const {
   const plan::ExpertLoad& load = loads_[item.expert];
   const Matrix& w = call.expert->down;
   const float* hidden = base_ + layout_.hidden + item.row * hidden_stride_;
-  float* answers = base_ + layout_.answers + call.down_rows;
+  float* answers = base_ + call.answers;
   if (load.down.cut_k) {
     const size_t chunk = item.begin / plan::chunk_inputs(load.down, load.rows, config_.intermediate);
-    float* c = answers + chunk * load.rows * config_.hidden;
-    call.down->run({hidden + item.begin, hidden_stride_, at(w, 0, item.begin), w.ld, c, config_.hidden, item.rows,
-                    config_.hidden, item.count, nullptr});
+    float* c = answers + chunk * load.rows * call.answer_stride;
+    call.down->run({hidden + item.begin, hidden_stride_, at(w, 0, item.begin), w.ld, c, call.answer_stride, item.rows,
+                    config_.hidden, item.count, nullptr, nullptr});
   } else {
-    float* c = answers + (item.row - load.begin) * config_.hidden + item.begin;
-    call.down->run({hidden, hidden_stride_, at(w, item.begin, 0), w.ld, c, config_.hidden, item.rows, item.count,
-                    config_.intermediate, scratch});
+    float* c = answers + (item.row - load.begin) * call.answer_stride + item.begin;
+    call.down->run({hidden, hidden_stride_, at(w, item.begin, 0), w.ld, c, call.answer_stride, item.rows, item.count,
+                    config_.intermediate, scratch, nullptr});
   }
 }
 
@@ -290,11 +305,12 @@ void MoeCall::combine(const WorkItem& item, float* scratch) const {
       for (size_t j = 0; j < in_.k; ++j) {
         const size_t slot = token * in_.k + j;
         const uint32_t e = routing_.expert[slot];
+        const ActiveCall& call = active_[e];
         const size_t row = routing_.position[slot] - loads_[e].begin;
-        const float* bias = widen_bias(ops_, active_[e].expert->down_bias, begin, n, biases + j * kBiasColumns);
+        const float* bias = widen_bias(ops_, call.expert->down_bias, begin, n, biases + j * kBiasColumns);
         const float weight = config_.weight_on_input ? 1.0f : routing_weight(slot);
-        terms[j] = {base_ + layout_.answers + active_[e].down_rows + row * config_.hidden + begin, bias, weight,
-                    active_[e].down_chunks, loads_[e].rows * config_.hidden};
+        terms[j] = {base_ + call.answers + row * call.answer_stride + begin, bias, weight, call.down_chunks,
+                    loads_[e].rows * call.answer_stride};
       }
       ops_.combine({terms, in_.k, n, y + (token * config_.hidden + begin) * size_of(in_.x_type), in_.x_type});
     }

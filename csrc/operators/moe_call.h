@@ -16,8 +16,9 @@ struct ActiveCall {
   const kernels::MatmulKernel* down;
   uint32_t gate_up_chunks;  // 1 if not cut along K
   uint32_t down_chunks;
-  size_t gate_up_parts;  // offset, in floats, of its partial sums (chunked only)
-  size_t down_rows;      // offset, in floats, of its answers [chunks][rows][hidden]
+  size_t gate_up_parts;  // offset, in floats, of its partial sums [chunks][rows][outputs] (cut along K only)
+  size_t answers;        // offset, in floats, of its answers [chunks][rows][answer_stride]
+  size_t answer_stride;
 };
 
 class MoeCall {
@@ -28,11 +29,12 @@ class MoeCall {
  private:
   // Offsets into the workspace, in floats.
   struct Offsets {
-    size_t gathered = 0, hidden = 0, parts = 0, answers = 0, scratch = 0, total = 0;
+    size_t gathered = 0, hidden = 0, extra = 0, scratch = 0, total = 0;
   };
 
   void plan();
   void lay_out();
+  size_t scratch_floats() const;
   void participate(size_t participant);
   void execute(const plan::WorkItem& item, float* scratch) const;
 

@@ -57,7 +57,7 @@ struct WorkList {
 };
 
 // The most floats that one item of a matmul cut along N produces: they and a panel of weights share L2.
-constexpr size_t kMaxItemOutputs = 16384;
+constexpr size_t kMaxItemOutputs = 32768;
 // The most tokens of one item: enough that filling a weight panel costs a percent or two of its use.
 constexpr size_t kMaxItemRows = 256;
 

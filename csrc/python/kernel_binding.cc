@@ -51,7 +51,7 @@ F32 matmul(const std::string& name, const F32& a, const Bytes& w, size_t offset,
   const size_t floats = kernel.scratch_floats(n);
   std::unique_ptr<float, decltype(&std::free)> scratch(
       static_cast<float*>(floats ? std::aligned_alloc(64, (floats * 4 + 63) / 64 * 64) : nullptr), &std::free);
-  kernel.run({a.data(), k, w.data() + offset, ldw, c.mutable_data(), n, m, n, k, scratch.get()});
+  kernel.run({a.data(), k, w.data() + offset, ldw, c.mutable_data(), n, m, n, k, scratch.get(), nullptr});
   return c;
 }
 

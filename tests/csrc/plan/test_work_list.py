@@ -14,7 +14,7 @@ from ort_hina import _native
 
 # The limits of plan/work.h.
 MOST_ITEM_ROWS = 256
-MOST_ITEM_OUTPUTS = 16384
+MOST_ITEM_OUTPUTS = 32768
 MOST_CHUNKS = 32
 CHUNK_STEP = 8
 
