@@ -15,18 +15,20 @@ ELEMENT_TYPES = {"float": (TensorProto.FLOAT, 4), "float16": (TensorProto.FLOAT1
 
 
 def write_weights(directory: Path, shape: MoeShape, dtype: str) -> int:
-    """Write a layer's worth of weights (N(0, 0.03²), one block over and over) and return its bytes."""
-    size = shape.experts * shape.expert_bytes(ELEMENT_TYPES[dtype][1])
-    values = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32) * np.float32(0.03)
-    if dtype == "float16":
-        block = values.astype(np.float16).tobytes()
-    elif dtype == "bfloat16":
-        block = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    else:
-        block = values.tobytes()
+    """Write a layer's worth of weights, N(0, 0.03²), and return its bytes. No two matrices are equal: ONNX Runtime would
+    keep one prepacked copy for all."""
+    random = np.random.default_rng(0)
+    left = shape.experts * 3 * shape.matrix_elements()
+    size = left * ELEMENT_TYPES[dtype][1]
     with open(directory / DATA_FILE, "wb") as file:
-        for written in range(0, size, len(block)):
-            file.write(block[: min(len(block), size - written)])
+        while left:
+            values = random.standard_normal(min(left, 1 << 22), dtype=np.float32) * np.float32(0.03)
+            left -= values.size
+            if dtype == "float16":
+                values = values.astype(np.float16)
+            elif dtype == "bfloat16":
+                values = (values.view(np.uint32) >> 16).astype(np.uint16)
+            file.write(values.tobytes())
     return size
 
 

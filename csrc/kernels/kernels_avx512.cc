@@ -21,12 +21,12 @@ constexpr Isa kIsa = Isa::kAvx512;
 #include "kernels/matmul_stream.inl"
 #include "kernels/vector_ops.inl"
 
-// Cycles for an element, from hot runs of each kernel over m = 1…240 (see Cost): {a pass over the weights, a token, tokens
-// of a pass}, in units of one vector multiply-add.
+// Cycles for an element (see Cost): {a pass over the weights, a token, tokens of a pass}, in units of one vector multiply-add.
+// From runs of each kernel over m = 1…240, and of the whole operator on cold weights where two of them are close.
 constexpr float kVector = 1.0f / Simd::kWidth;
 constexpr Cost kDotCost = {0.5f * kVector, 1.3f * kVector, kDotTokens};
-constexpr Cost kPanelNKCost = {13.0f * kVector, 1.2f * kVector, UINT32_MAX};
-constexpr Cost kPanelKNCost = {7.0f * kVector, 1.2f * kVector, UINT32_MAX};
+constexpr Cost kPanelNKCost = {7.0f * kVector, 1.13f * kVector, UINT32_MAX};
+constexpr Cost kPanelKNCost = {9.0f * kVector, 1.04f * kVector, UINT32_MAX};
 constexpr Cost kStreamCost = {1.0f * kVector, 1.35f * kVector, kStreamTokens};
 // Inputs of the smallest chunk that is worth an item of its own: 8 blocks of rows or more.
 constexpr uint32_t kStreamChunk = 128;

@@ -20,8 +20,8 @@ constexpr Isa kIsa = Isa::kPortable;
 #include "kernels/matmul_stream.inl"
 #include "kernels/vector_ops.inl"
 
-// Cycles for an element, from hot runs of each kernel over m = 1…240 (see Cost): {a pass over the weights, a token, tokens
-// of a pass}, in units of one vector multiply-add.
+// Cycles for an element (see Cost): {a pass over the weights, a token, tokens of a pass}, in units of one vector multiply-add.
+// From runs of each kernel over m = 1…240, and of the whole operator on cold weights where two of them are close.
 constexpr float kVector = 1.0f / Simd::kWidth;
 #if defined(__aarch64__)
 constexpr Cost kDotCost = {0.5f * kVector, 1.3f * kVector, kDotTokens};

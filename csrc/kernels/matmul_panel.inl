@@ -1,50 +1,43 @@
-// Many tokens, both layouts: a panel of kPanelK inputs × n outputs is widened (and for [N,K] transposed) once into scratch
-// that stays in L2, and serves every token. Included inside an ISA namespace.
+// Many tokens, both layouts: strips of kPanelK inputs × kPanelN outputs are widened (and for [N,K] transposed) once into
+// scratch that stays in L2, and serve every token. Included inside an ISA namespace.
 
-constexpr int kPanelVectors = 2;
+constexpr int kPanelVectors = Simd::kGemmVectors;
 constexpr size_t kPanelN = kPanelVectors * Simd::kWidth;
-// One strip of the panel takes 16 KB, half of the smallest L1 in use: the other half streams the tokens.
-constexpr size_t kPanelK = 16384 / (kPanelN * sizeof(float));
+// The sums in C are loaded and stored once in so many inputs. Fewer inputs would spend more on that than a strip in L1
+// saves; more would crowd the next panel's weights out of L2.
+constexpr size_t kPanelK = 256;
 
-// Scratch holds strips of kPanelN outputs: strip s, input k, output n at [(s*depth + k)*kPanelN + n]. Outputs beyond n are 0.
+// Scratch holds strips of kPanelN outputs, one after the other: input k, output n at [k*kPanelN + n]. Outputs beyond n are 0.
 template <DataType T>
-void fill_panel_kn(const uint8_t* w, size_t ldw, size_t depth, size_t n, float* panel) {
+void fill_strip_kn(const uint8_t* w, size_t row_bytes, size_t depth, size_t n, float* packed) {
   constexpr size_t kW = Simd::kWidth;
-  for (size_t k = 0; k < depth; ++k) {
-    const uint8_t* row = w + k * ldw * Weights<T>::kSize;
-    for (size_t j = 0; j < n; j += kPanelN) {
-      float* out = panel + (j * depth) + k * kPanelN;
-      for (size_t v = 0; v < kPanelN; v += kW) {
-        const size_t left = n > j + v ? n - j - v : 0;
-        const uint8_t* p = row + (j + v) * Weights<T>::kSize;
-        const Simd::F x = left >= kW ? Weights<T>::load(p) : left ? Weights<T>::load_head(p, left) : Simd::zero();
-        Simd::store(out + v, x);
-      }
+  for (size_t k = 0; k < depth; ++k)
+    for (size_t v = 0; v < kPanelN; v += kW) {
+      const size_t left = n > v ? n - v : 0;
+      const uint8_t* p = w + k * row_bytes + v * Weights<T>::kSize;
+      const Simd::F x = left >= kW ? Weights<T>::load(p) : left ? Weights<T>::load_head(p, left) : Simd::zero();
+      Simd::store(packed + k * kPanelN + v, x);
     }
-  }
 }
 
 template <DataType T>
-void fill_panel_nk(const uint8_t* w, size_t ldw, size_t depth, size_t n, float* panel) {
+void fill_strip_nk(const uint8_t* w, size_t row_bytes, size_t depth, size_t n, float* packed) {
   constexpr size_t kW = Simd::kWidth;
-  const size_t row_bytes = ldw * Weights<T>::kSize;
-  for (size_t j = 0; j < n; j += kPanelN)
-    for (size_t v = 0; v < kPanelN; v += kW)
-      for (size_t k = 0; k < depth; k += kW) {
-        const size_t inputs = depth - k < kW ? depth - k : kW;
-        Simd::F square[kW];
-        for (size_t r = 0; r < kW; ++r) {
-          if (j + v + r >= n) {
-            square[r] = Simd::zero();
-            continue;
-          }
-          const uint8_t* p = w + (j + v + r) * row_bytes + k * Weights<T>::kSize;
-          square[r] = inputs == kW ? Weights<T>::load(p) : Weights<T>::load_head(p, inputs);
+  for (size_t v = 0; v < kPanelN; v += kW)
+    for (size_t k = 0; k < depth; k += kW) {
+      const size_t inputs = depth - k < kW ? depth - k : kW;
+      Simd::F square[kW];
+      for (size_t r = 0; r < kW; ++r) {
+        if (v + r >= n) {
+          square[r] = Simd::zero();
+          continue;
         }
-        Simd::transpose(square);
-        float* out = panel + j * depth + k * kPanelN + v;
-        for (size_t i = 0; i < inputs; ++i) Simd::store(out + i * kPanelN, square[i]);
+        const uint8_t* p = w + (v + r) * row_bytes + k * Weights<T>::kSize;
+        square[r] = inputs == kW ? Weights<T>::load(p) : Weights<T>::load_head(p, inputs);
       }
+      Simd::transpose(square);
+      for (size_t i = 0; i < inputs; ++i) Simd::store(packed + (k + i) * kPanelN + v, square[i]);
+    }
 }
 
 // The weights of the next panel, fetched to L2 line by line while this one is computed: otherwise the memory would rest
@@ -78,18 +71,38 @@ class NextPanel {
   bool sparse_;
 };
 
-template <int Rows>
-inline void panel_step(const float* a, size_t lda, const float* strip, size_t k, Simd::F (&acc)[Rows][kPanelVectors]) {
+// A strip in scratch.
+struct PackedStrip {
+  const float* packed;
+  Simd::F weight(size_t k, int v) const { return Simd::load(packed + k * kPanelN + v * Simd::kWidth); }
+};
+
+// A whole strip of a [K, N] matrix, packed while the first tile uses it: the copy costs stores only, which the arithmetic
+// hides.
+template <DataType T>
+struct StreamedStrip {
+  const uint8_t* w;
+  size_t row_bytes;
+  float* packed;
+  Simd::F weight(size_t k, int v) const {
+    const Simd::F x = Weights<T>::load(w + k * row_bytes + v * Simd::kWidth * Weights<T>::kSize);
+    Simd::store(packed + k * kPanelN + v * Simd::kWidth, x);
+    return x;
+  }
+};
+
+template <int Rows, class Strip>
+inline void panel_step(const float* a, size_t lda, const Strip& strip, size_t k, Simd::F (&acc)[Rows][kPanelVectors]) {
   Simd::F weight[kPanelVectors];
-  for (int v = 0; v < kPanelVectors; ++v) weight[v] = Simd::load(strip + k * kPanelN + v * Simd::kWidth);
+  for (int v = 0; v < kPanelVectors; ++v) weight[v] = strip.weight(k, v);
   for (int r = 0; r < Rows; ++r) {
     const Simd::F x = Simd::set1(a[r * lda + k]);
     for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::fma(x, weight[v], acc[r][v]);
   }
 }
 
-template <int Rows>
-inline void panel_tile(const float* a, size_t lda, const float* strip, size_t depth, float* c, size_t ldc, size_t n,
+template <int Rows, class Strip>
+inline void panel_tile(const float* a, size_t lda, const Strip& strip, size_t depth, float* c, size_t ldc, size_t n,
                        bool first, NextPanel& next_panel) {
   constexpr size_t kW = Simd::kWidth;
   constexpr size_t kStep = NextPanel::kSparse;
@@ -110,12 +123,12 @@ inline void panel_tile(const float* a, size_t lda, const float* strip, size_t de
   if (next.sparse()) {
     for (; k + kStep <= depth; k += kStep) {
       next.fetch();
-      for (size_t i = 0; i < kStep; ++i) panel_step<Rows>(a, lda, strip, k + i, acc);
+      for (size_t i = 0; i < kStep; ++i) panel_step<Rows, Strip>(a, lda, strip, k + i, acc);
     }
   }
   for (; k < depth; ++k) {
     next.fetch();
-    panel_step<Rows>(a, lda, strip, k, acc);
+    panel_step<Rows, Strip>(a, lda, strip, k, acc);
   }
   next_panel = next;
   for (int r = 0; r < Rows; ++r)
@@ -128,12 +141,12 @@ inline void panel_tile(const float* a, size_t lda, const float* strip, size_t de
 }
 
 // The last rows of m, fewer than a tile has.
-template <int Rows>
-inline void panel_tail(size_t rows, const float* a, size_t lda, const float* strip, size_t depth, float* c, size_t ldc,
+template <int Rows, class Strip>
+inline void panel_tail(size_t rows, const float* a, size_t lda, const Strip& strip, size_t depth, float* c, size_t ldc,
                        size_t n, bool first, NextPanel& next) {
   if constexpr (Rows > 0) {
-    if (rows == Rows) panel_tile<Rows>(a, lda, strip, depth, c, ldc, n, first, next);
-    else panel_tail<Rows - 1>(rows, a, lda, strip, depth, c, ldc, n, first, next);
+    if (rows == Rows) panel_tile<Rows, Strip>(a, lda, strip, depth, c, ldc, n, first, next);
+    else panel_tail<Rows - 1, Strip>(rows, a, lda, strip, depth, c, ldc, n, first, next);
   }
 }
 
@@ -151,24 +164,45 @@ inline NextPanel next_panel(const MatmulArgs& p, size_t k) {
   else return NextPanel(w + k * Weights<T>::kSize, p.n, depth * Weights<T>::kSize, row_bytes, steps);
 }
 
+// All tiles of one strip. `Strip` serves the first of them, which may pack it for the others.
+template <class Strip>
+inline void panel_strip(const MatmulArgs& p, const Strip& strip, const float* packed, size_t k, size_t depth, size_t j,
+                        NextPanel& next) {
+  constexpr size_t kM = Simd::kGemmRows;
+  const size_t n = p.n - j < kPanelN ? p.n - j : kPanelN;
+  const float* a = p.a + k;
+  float* c = p.c + j;
+  const bool first = k == 0;
+  if (p.m < kM) return panel_tail<kM - 1>(p.m, a, p.lda, strip, depth, c, p.ldc, n, first, next);
+  panel_tile<kM>(a, p.lda, strip, depth, c, p.ldc, n, first, next);
+  const PackedStrip rest = {packed};
+  size_t m = kM;
+  for (; m + kM <= p.m; m += kM)
+    panel_tile<kM>(a + m * p.lda, p.lda, rest, depth, c + m * p.ldc, p.ldc, n, first, next);
+  panel_tail<kM - 1>(p.m - m, a + m * p.lda, p.lda, rest, depth, c + m * p.ldc, p.ldc, n, first, next);
+}
+
 template <DataType T, Layout L>
 void matmul_panel(const MatmulArgs& p) {
-  constexpr size_t kM = Simd::kGemmRows;
+  const size_t row_bytes = p.ldw * Weights<T>::kSize;
   const uint8_t* w = static_cast<const uint8_t*>(p.w);
   for (size_t k = 0; k < p.k; k += kPanelK) {
     const size_t depth = p.k - k < kPanelK ? p.k - k : kPanelK;
-    if constexpr (L == Layout::kKN) fill_panel_kn<T>(w + k * p.ldw * Weights<T>::kSize, p.ldw, depth, p.n, p.scratch);
-    else fill_panel_nk<T>(w + k * Weights<T>::kSize, p.ldw, depth, p.n, p.scratch);
     NextPanel next = next_panel<T, L>(p, k + kPanelK);
     for (size_t j = 0; j < p.n; j += kPanelN) {
-      const float* strip = p.scratch + j * depth;
+      float* packed = p.scratch + j * depth;
       const size_t n = p.n - j < kPanelN ? p.n - j : kPanelN;
-      const float* a = p.a + k;
-      float* c = p.c + j;
-      size_t m = 0;
-      for (; m + kM <= p.m; m += kM)
-        panel_tile<kM>(a + m * p.lda, p.lda, strip, depth, c + m * p.ldc, p.ldc, n, k == 0, next);
-      panel_tail<kM - 1>(p.m - m, a + m * p.lda, p.lda, strip, depth, c + m * p.ldc, p.ldc, n, k == 0, next);
+      if constexpr (L == Layout::kKN) {
+        const uint8_t* corner = w + k * row_bytes + j * Weights<T>::kSize;
+        if (n == kPanelN) {
+          panel_strip(p, StreamedStrip<T>{corner, row_bytes, packed}, packed, k, depth, j, next);
+          continue;
+        }
+        fill_strip_kn<T>(corner, row_bytes, depth, n, packed);
+      } else {
+        fill_strip_nk<T>(w + j * row_bytes + k * Weights<T>::kSize, row_bytes, depth, n, packed);
+      }
+      panel_strip(p, PackedStrip{packed}, packed, k, depth, j, next);
     }
   }
 }

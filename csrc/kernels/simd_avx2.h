@@ -3,6 +3,7 @@ struct Simd {
   static constexpr size_t kWidth = 8;
   // 6 × 2 accumulators, 2 weight vectors and a broadcast fill 15 of 16 registers.
   static constexpr int kGemmRows = 6;
+  static constexpr int kGemmVectors = 2;
   static constexpr int kDotRows = 2;
   using F = __m256;
 

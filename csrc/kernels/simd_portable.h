@@ -2,6 +2,7 @@
 // inside its namespace.
 struct Simd {
   static constexpr size_t kWidth = 4;
+  static constexpr int kGemmVectors = 2;
 #if defined(__aarch64__)
   static constexpr int kGemmRows = 8;  // 8 × 2 accumulators of 32 registers
   static constexpr int kDotRows = 4;
