@@ -81,8 +81,13 @@ def _verify(text: str) -> str | int:
 
 def _fuse(options: argparse.Namespace) -> int:
     from .fusion import fuse
+    from .progress import Progress
 
-    report = fuse(options.model, options.output, verify=options.verify)
+    if sys.stderr.isatty():
+        with Progress("Reading the graph and fusing its layers") as progress:
+            report = fuse(options.model, options.output, verify=options.verify, progress=progress.show)
+    else:
+        report = fuse(options.model, options.output, verify=options.verify)
     _show(report, options.json)
     return _OK if report.fused else _BAD_ANSWER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ def fuse(
     output: str | os.PathLike | None = None,
     *,
     verify: Literal["all", "none"] | int = "all",
+    progress: Callable[[int, int], None] | None = None,
 ) -> FusionReport:
     """Replaces every mixture of experts of `model` by one node ``ort_hina::MoE``, and writes the result to `output`.
 
@@ -39,6 +40,7 @@ def fuse(
         output: where to write; by default ``<name>_hina.onnx`` beside the model.
         verify: ``"all"`` runs every original layer next to its replacement in ONNX Runtime (it reads all the expert
             weights once), a number that many layers spread over the model, ``"none"`` no layer.
+        progress: called with the layers done and the layers in all, before the first and after each.
 
     Returns:
         What was done. Where no layer was fused, nothing is written.
@@ -50,7 +52,7 @@ def fuse(
     _check_verify(verify)
     began = time.perf_counter()
     with _no_garbage_collection():
-        report = _fuse(model, output, verify)
+        report = _fuse(model, output, verify, progress or (lambda done, total: None))
     report.seconds = time.perf_counter() - began
     return report
 
@@ -67,7 +69,9 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _fuse(model: str | os.PathLike, output: str | os.PathLike | None, verify: str | int) -> FusionReport:
+def _fuse(
+    model: str | os.PathLike, output: str | os.PathLike | None, verify: str | int, progress: Callable[[int, int], None]
+) -> FusionReport:
     source = read_model(model)
     destination = source.path.with_name(f"{source.path.stem}_hina.onnx") if output is None else Path(output)
     check_output(source, destination)
@@ -77,7 +81,11 @@ def _fuse(model: str | os.PathLike, output: str | os.PathLike | None, verify: st
     found = pipeline.find_layers(graph)
     warnings = [] if found else pipeline.hints(graph)
     sampled = _sampled([place for place, layer in enumerate(found) if isinstance(layer, MoELayer)], verify)
-    layers = [_fuse_layer(layer, source, place in sampled, warnings) for place, layer in enumerate(found)]
+    layers = []
+    progress(0, len(found))
+    for place, layer in enumerate(found):
+        layers.append(_fuse_layer(layer, source, place in sampled, warnings))
+        progress(len(layers), len(found))
     report = FusionReport(os.fspath(source.path), None, layers, before, before, 0.0, warnings)
     if report.fused:
         remove_unused(graph)

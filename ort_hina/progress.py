@@ -37,6 +37,10 @@ class Progress:
         """Says that `parts` more of `total` are done."""
         self._done += parts
 
+    def show(self, done: int, total: int) -> None:
+        """Says that `done` of `total` parts are done, where the total becomes known only during the step."""
+        self._done, self._total = done, total
+
     def __enter__(self) -> Progress:
         self._start = time.monotonic()
         if self._in_terminal:

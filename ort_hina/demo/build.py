@@ -42,8 +42,8 @@ def build(variant: str, directory: Path) -> DemoFiles:
     except ImportError as error:
         raise OrtHinaError(f'the demo needs Optimum ({error}): pip install "ort-hina[optimum]"') from error
     fused = directory / "model_hina.onnx"
-    with Progress("Fusing it, and verifying every layer"):
-        report = fuse(unfused, fused)
+    with Progress("Fusing it, and verifying every layer") as progress:
+        report = fuse(unfused, fused, progress=progress.show)
     if not report.layers or report.fused < len(report.layers):
         raise OrtHinaError(f"not every layer was fused:\n{report.to_text()}")
     return DemoFiles(directory / "pytorch", unfused, fused, report)

@@ -116,7 +116,7 @@ def test_a_layer_that_is_not_fused_ends_the_demo(monkeypatch, tmp_path):
 
     layers = [LayerReport("layer 0", True, None, 8, 8, 2), LayerReport("layer 1", False, "a reason", 8, 8, 2)]
     report = FusionReport("model.onnx", "model_hina.onnx", layers, 10, 5, 0.1)
-    monkeypatch.setattr(build, "fuse", lambda model, output: report)
+    monkeypatch.setattr(build, "fuse", lambda model, output, progress: report)
     with pytest.raises(OrtHinaError, match="not every layer was fused:[\\s\\S]*layer 1: refused: a reason"):
         build.build("qwen3_moe", tmp_path)
 

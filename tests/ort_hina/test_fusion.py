@@ -269,3 +269,9 @@ def test_the_cache_of_the_hugging_face_hub(tiny_copy, tmp_path):
     generate(session(report.output), 1, 5)
     assert fuse(snapshot / "model.onnx").output == report.output  # and again, over the first result
     assert sorted(entry.name for entry in snapshot.iterdir()) == ["model.onnx", "model.onnx_data", "model_hina.onnx"]
+
+
+def test_progress_is_told_before_the_first_layer_and_after_each(tiny_copy):
+    told = []
+    fuse(tiny_copy("qwen3_moe"), verify="none", progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 2), (1, 2), (2, 2)]

@@ -46,3 +46,11 @@ def test_bar_never_overflows(total, done, filled):
     step = Progress("working", total=total, stream=io.StringIO())
     step.advance(done)
     assert step._line().count("#") == filled
+
+
+def test_the_number_of_parts_may_become_known_during_the_step():
+    stream = Terminal()
+    step = Progress("working", stream=stream)
+    assert "/" not in step._line()
+    step.show(1, 3)
+    assert "1/3" in step._line()
