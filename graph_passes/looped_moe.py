@@ -131,8 +131,14 @@ def _check_expert(expert: Expert, at: ir.Node) -> None:
     width = expert.gate.matrix.inputs, expert.gate.matrix.outputs
     if expert.up is not None and (expert.up.matrix.inputs, expert.up.matrix.outputs) != width:
         raise _Refused("the gate and up matrices differ in size", at)
+    if expert.up is not None and _storage(expert.up) != _storage(expert.gate):
+        raise _Refused("the gate and up matrices differ in type or layout", at)
     if (expert.down.matrix.outputs, expert.down.matrix.inputs) != width:
         raise _Refused("the down matrix does not lead back from the experts' width to the tokens' width", at)
+
+
+def _storage(linear: Linear) -> tuple:
+    return linear.matrix.dtype, linear.matrix.strides
 
 
 def _description(linear: Linear | None) -> tuple | None:

@@ -32,7 +32,7 @@ struct Cost {
 };
 
 struct MatmulKernel {
-  const char* name;  // <op>_<activations>_<weights>_<layout>_<mr>x<nr>_<isa>
+  const char* name;  // <op>_<activations>_<weights>_<layout>_<form>_<isa>
   Isa isa;
   DataType weights;
   Layout layout;

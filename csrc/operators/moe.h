@@ -28,7 +28,6 @@ class Moe {
       : config_(resolve(attributes, windows)), isa_(isa) {}
 
   const MoeConfig& config() const { return config_; }
-  Isa isa() const { return isa_; }
 
   // Throws std::invalid_argument where an id is out of range or names a missing expert.
   void run(const MoeInputs& inputs, const runtime::Pool& pool, const Workspace& workspace) const;

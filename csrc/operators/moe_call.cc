@@ -101,12 +101,10 @@ void MoeCall::plan() {
 }
 
 // An expert's answers take the place of its gathered tokens: it has answered for none before it has read all.
-void MoeCall::lay_out() {
+size_t MoeCall::lay_out() {
   const size_t slots = in_.tokens * in_.k;
-  layout_.gathered = 0;
-  layout_.hidden = layout_.gathered + (shared_row_ ? 0 : slots * token_stride_);
-  layout_.extra = layout_.hidden + slots * hidden_stride_;
-  size_t next = layout_.extra;
+  hidden_at_ = shared_row_ ? 0 : slots * token_stride_;
+  size_t next = hidden_at_ + slots * hidden_stride_;
   for (size_t e = 0; e < active_.size(); ++e) {
     ActiveCall& call = active_[e];
     const plan::ExpertLoad& load = loads_[e];
@@ -116,12 +114,12 @@ void MoeCall::lay_out() {
     }
     const bool in_place = !shared_row_ && !load.down.cut_k;
     call.answer_stride = in_place ? token_stride_ : config_.hidden;
-    call.answers = in_place ? layout_.gathered + load.begin * token_stride_ : next;
+    call.answers = in_place ? load.begin * token_stride_ : next;
     if (!in_place) next += align(call.down_chunks * load.rows * config_.hidden);
   }
-  layout_.scratch = next;
+  scratch_at_ = next;
   scratch_floats_ = scratch_floats();
-  layout_.total = layout_.scratch + pool_.threads * scratch_floats_;
+  return scratch_at_ + pool_.threads * scratch_floats_;
 }
 
 // What the most demanding item needs.
@@ -149,9 +147,9 @@ size_t MoeCall::scratch_floats() const {
 
 void MoeCall::run(const Workspace& workspace) {
   plan();
-  lay_out();
+  const size_t floats = lay_out();
   const size_t event_bytes = align(work_.events) * sizeof(runtime::Event);
-  uint8_t* memory = static_cast<uint8_t*>(workspace(event_bytes + layout_.total * sizeof(float)));
+  uint8_t* memory = static_cast<uint8_t*>(workspace(event_bytes + floats * sizeof(float)));
   events_ = reinterpret_cast<runtime::Event*>(memory);
   for (uint32_t i = 0; i < work_.events; ++i) new (&events_[i]) runtime::Event(0);
   base_ = reinterpret_cast<float*>(memory + event_bytes);
@@ -162,7 +160,7 @@ void MoeCall::run(const Workspace& workspace) {
 }
 
 void MoeCall::participate(size_t participant) {
-  float* scratch = base_ + layout_.scratch + participant * scratch_floats_;
+  float* scratch = base_ + scratch_at_ + participant * scratch_floats_;
   for (;;) {
     const size_t i = next_.fetch_add(1, std::memory_order_relaxed);
     if (i >= work_.items.size()) return;
@@ -185,7 +183,7 @@ void MoeCall::execute(const WorkItem& item, float* scratch) const {
 }
 
 const float* MoeCall::token_row(size_t sorted) const {
-  return shared_row_ ? static_cast<const float*>(in_.x) : base_ + layout_.gathered + sorted * token_stride_;
+  return shared_row_ ? static_cast<const float*>(in_.x) : base_ + sorted * token_stride_;
 }
 
 float MoeCall::routing_weight(size_t slot) const {
@@ -201,7 +199,7 @@ void MoeCall::gather(const WorkItem& item) const {
     const size_t slot = routing_.order[row];
     const float scale = config_.weight_on_input ? routing_weight(slot) : 1.0f;
     ops_.widen(x + slot / in_.k * config_.hidden * size_of(in_.x_type), in_.x_type, config_.hidden, scale,
-               base_ + layout_.gathered + row * token_stride_);
+               base_ + row * token_stride_);
   }
 }
 
@@ -232,7 +230,7 @@ void MoeCall::gate_up(const WorkItem& item, float* scratch) const {
   const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
   const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + align(item.count));
   ops_.activate({gate, config_.gated ? up : nullptr, outputs, step, gate_bias, up_bias,
-                 base_ + layout_.hidden + item.row * hidden_stride_ + item.begin, hidden_stride_, item.rows,
+                 base_ + hidden_at_ + item.row * hidden_stride_ + item.begin, hidden_stride_, item.rows,
                  item.count, config_.activation});
 }
 
@@ -273,7 +271,7 @@ void MoeCall::finish_hidden(const WorkItem& item, float* scratch) const {
     if (config_.gated && !expert.interleaved)
       ops_.sum_chunks(parts + config_.intermediate + item.begin, call.gate_up_chunks, distance, item.count, up);
     ops_.activate({gate, config_.gated ? up : nullptr, 0, step, gate_bias, up_bias,
-                   base_ + layout_.hidden + (first_row + row) * hidden_stride_ + item.begin, 0, 1, item.count,
+                   base_ + hidden_at_ + (first_row + row) * hidden_stride_ + item.begin, 0, 1, item.count,
                    config_.activation});
   }
 }
@@ -282,7 +280,7 @@ void MoeCall::down(const WorkItem& item, float* scratch) const {
   const ActiveCall& call = active_[item.expert];
   const plan::ExpertLoad& load = loads_[item.expert];
   const Matrix& w = call.expert->down;
-  const float* hidden = base_ + layout_.hidden + item.row * hidden_stride_;
+  const float* hidden = base_ + hidden_at_ + item.row * hidden_stride_;
   float* answers = base_ + call.answers;
   if (load.down.cut_k) {
     const size_t chunk = item.begin / plan::chunk_inputs(load.down, load.rows, config_.intermediate);

@@ -27,13 +27,8 @@ class MoeCall {
   void run(const Workspace& workspace);
 
  private:
-  // Offsets into the workspace, in floats.
-  struct Offsets {
-    size_t gathered = 0, hidden = 0, extra = 0, scratch = 0, total = 0;
-  };
-
   void plan();
-  void lay_out();
+  size_t lay_out();  // floats of workspace
   size_t scratch_floats() const;
   void participate(size_t participant);
   void execute(const plan::WorkItem& item, float* scratch) const;
@@ -65,7 +60,8 @@ class MoeCall {
   std::vector<plan::ExpertLoad>& loads_;
   std::vector<ActiveCall>& active_;
 
-  Offsets layout_;
+  // Where hidden units and the participants' scratch begin in the workspace, in floats. Gathered tokens begin it.
+  size_t hidden_at_ = 0, scratch_at_ = 0;
   size_t scratch_floats_ = 0;  // of one participant
   float* base_ = nullptr;
   runtime::Event* events_ = nullptr;

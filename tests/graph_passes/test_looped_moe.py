@@ -341,3 +341,19 @@ def test_almost_a_mixture_of_experts(kind, reason):
     layer = found(kind(Spelling(experts=3)).model())
     assert isinstance(layer, Refused), layer
     assert reason in layer.reason
+
+
+class UpTransposed(LoopedGraph):
+    """Only the up matrices are stored [N, K]."""
+
+    def expert(self, features: str) -> str:
+        s = self.spelling
+        gate = self.activate(self.linear(features, s.hidden, s.inter))
+        up = self.op("MatMul", features, self.op("Transpose", self.weight(s.inter, s.hidden), perm=[1, 0]))
+        return self.linear(self.op("Mul", gate, up), s.inter, s.hidden)
+
+
+def test_gate_and_up_in_different_layouts():
+    """The operator has one layout for both, so fusing would write a file that no session accepts."""
+    layer = found(UpTransposed(Spelling()).model())
+    assert isinstance(layer, Refused) and "the gate and up matrices differ in type or layout" in layer.reason
