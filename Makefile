@@ -14,13 +14,23 @@ PACKAGE_STAMP      := $(VENV)/.package-installed
 # Python sources need no rebuild: the installation is editable. What is compiled or describes the package does.
 PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake csrc scripts -type f)
 
-.PHONY: help build test test-slow test-ort-versions demo bench wheel clean distclean
+# The native tests: no Python, no ONNX Runtime. Each variant has a build folder of its own.
+NATIVE_VARIANT := $(if $(CROSS),-$(CROSS))$(if $(STATIC),-static)
+NATIVE_BUILD   := build/native$(NATIVE_VARIANT)
+NATIVE_OPTIONS := $(if $(STATIC),-DORT_HINA_STATIC=ON) $(if $(CROSS),-DCMAKE_SYSTEM_NAME=Linux \
+  -DCMAKE_SYSTEM_PROCESSOR=$(CROSS) -DCMAKE_CXX_COMPILER=$(CROSS)-linux-gnu-g++)
+NATIVE_RUNNER  := $(if $(CROSS),qemu-$(CROSS)-static $(if $(STATIC),,-L /usr/$(CROSS)-linux-gnu))
+NATIVE_CMAKE   := cmake -S . -DORT_HINA_NATIVE_TESTS_ONLY=ON
+
+.PHONY: help build test test-slow test-ort-versions native-tests asan demo bench wheel clean distclean
 
 help:
 	@echo "make build              .venv with pinned dependencies, ONNX Runtime's headers, the C++ library"
 	@echo "make test               the quick tests (sets everything up first, as every target does)"
 	@echo "make test-slow          the tests that are too slow for 'make test'"
 	@echo "make test-ort-versions  the wheel under the oldest and the newest onnxruntime (downloads them)"
+	@echo "make native-tests       the kernels' own test program, without Python (STATIC=1, CROSS=aarch64, ARGS=--list)"
+	@echo "make asan               the same with the address and undefined-behaviour sanitizers"
 	@echo "make demo               export, fuse and run a model; prints one table"
 	@echo "make bench              the benchmarks"
 	@echo "make wheel              a wheel in dist/"
@@ -46,6 +56,16 @@ test-slow: build
 
 test-ort-versions: build
 	$(RUN) -m pytest -m ort_versions
+
+native-tests:
+	$(NATIVE_CMAKE) -B $(NATIVE_BUILD) $(NATIVE_OPTIONS)
+	cmake --build $(NATIVE_BUILD) --parallel $(shell nproc)
+	$(NATIVE_RUNNER) $(NATIVE_BUILD)/tests/native/native_tests $(ARGS)
+
+asan:
+	$(NATIVE_CMAKE) -B build/native-asan -DORT_HINA_SANITIZE=address,undefined
+	cmake --build build/native-asan --parallel $(shell nproc)
+	build/native-asan/tests/native/native_tests $(ARGS)
 
 demo: build
 	$(VENV)/bin/ort-hina demo

@@ -1,1 +1,1 @@
-"""Benchmarks: cold weights, yardsticks of the same run, peers on the same work."""
+"""Measurements from the source tree: sessions, large graphs, the AMX cost model. `ort-hina bench` measures the operators."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from .benchmark.arguments import add_arguments as add_bench_arguments
 from .errors import OrtHinaError
 from .version import __version__
 
@@ -63,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="build, export, fuse and run a model; needs the optimum extra")
     demo.add_argument("--directory", type=Path, help="keep the model's files here (default: a temporary folder)")
     _add(demo, _demo)
+
+    bench = commands.add_parser("bench", help="measure the operators on cold weights, beside what the machine can do")
+    add_bench_arguments(bench)
+    _add(bench, _bench)
     return parser
 
 
@@ -118,6 +124,19 @@ def _demo(options: argparse.Namespace) -> int:
             report = run(Path(directory))
     _show(report, options.json)
     return _OK if report.tokens_identical else _BAD_ANSWER
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .benchmark.command import run
+
+    # The table grows as it is measured; where JSON has standard output to itself, it goes to standard error.
+    lines = sys.stderr if options.json == "-" else sys.stdout
+    text = json.dumps(run(options, lambda line: print(line, file=lines, flush=True)), indent=1)
+    if options.json == "-":
+        print(text, flush=True)
+    elif options.json is not None:
+        _write(Path(options.json), text + "\n")
+    return _OK
 
 
 def _show(report: _Report, json_file: str | None) -> None:

@@ -15,9 +15,10 @@ LIBRARY_NAME = "libort_hina.so"
 # The oldest release that the package is tested with. An older one may load the library and fail later, in other words.
 OLDEST_ONNXRUNTIME = (1, 23)
 
-# Session configuration entries. The library reads the first, so it is written before the library is registered; the
-# second is how `register` recognises options that it has seen (the object takes no Python attributes).
+# Session configuration entries. The library reads the first two, so they are written before the library is registered; the
+# last is how `register` recognises options that it has seen (the object takes no Python attributes).
 THREADS_ENTRY = "ort_hina.threads"
+COMPUTE_ENTRY = "ort_hina.compute"
 _REGISTERED_ENTRY = "ort_hina.library"
 
 
@@ -45,7 +46,7 @@ def _find(package_folders: Iterable[Path]) -> str:
     )
 
 
-def register(session_options: SessionOptions, *, threads: int | None = None) -> None:
+def register(session_options: SessionOptions, *, threads: int | None = None, compute: str | None = None) -> None:
     """Makes the operators of ``ort_hina`` known to the sessions that will be created with `session_options`.
 
     Registering the same options again changes nothing and is no error.
@@ -55,24 +56,32 @@ def register(session_options: SessionOptions, *, threads: int | None = None) -> 
         threads: how many threads the operators plan their work for. None takes `intra_op_num_threads` of the options
             where it is set; otherwise the library finds out by itself. The work runs on the session's own pool: this
             starts no threads.
+        compute: "bfloat16" lets float32 and float16 weights be multiplied as bfloat16 (both factors rounded to 8 bits of
+            precision, sums in float32) on CPUs that have instructions for that: faster, less exact. None or "default":
+            only bfloat16 weights are multiplied so.
 
     Raises:
         OrtHinaError: the installed onnxruntime is too old, the library is not built or does not load, or the options
-            were registered before with another number of threads.
-        ValueError: `threads` is less than 1.
+            were registered before with another number of threads or another `compute`.
+        ValueError: `threads` is less than 1, or `compute` is unknown.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
+    if compute not in (None, "default", "bfloat16"):
+        raise ValueError(f'compute must be "default" or "bfloat16", got {compute!r}')
     import onnxruntime
 
     _check_onnxruntime(onnxruntime.__version__)
     if _entry(session_options, _REGISTERED_ENTRY) is not None:
-        _check_same_threads(session_options, threads)
+        _check_same(session_options, THREADS_ENTRY, "threads", None if threads is None else str(threads))
+        _check_same(session_options, COMPUTE_ENTRY, "compute", compute)
         return
     path = library_path()
     count = threads or session_options.intra_op_num_threads
     if count > 0:
         session_options.add_session_config_entry(THREADS_ENTRY, str(count))
+    if compute is not None:
+        session_options.add_session_config_entry(COMPUTE_ENTRY, compute)
     try:
         session_options.register_custom_ops_library(path)
     except Exception as error:  # onnxruntime's own exception types have no public common base
@@ -92,12 +101,12 @@ def _check_onnxruntime(version: str) -> None:
         )
 
 
-def _check_same_threads(session_options: SessionOptions, threads: int | None) -> None:
-    before = _entry(session_options, THREADS_ENTRY)
-    if threads is not None and str(threads) != before:
+def _check_same(session_options: SessionOptions, key: str, name: str, value: str | None) -> None:
+    before = _entry(session_options, key)
+    if value is not None and value != before:
         raise OrtHinaError(
-            f"these session options were registered for {before or 'the default number of'} threads, which the library "
-            f"has read already; for {threads} threads register new SessionOptions"
+            f"these session options were registered with {name}={before or 'the default'}, which the library has read "
+            f"already; for {name}={value} register new SessionOptions"
         )
 
 

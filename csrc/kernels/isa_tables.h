@@ -5,14 +5,18 @@
 namespace ort_hina::kernels {
 
 struct IsaTable {
+  Isa isa;
   const MatmulKernel* kernels;
   size_t kernel_count;
-  const VectorOps* ops;
+  const VectorOps* ops;     // null: those of the level below
+  const TileState* tiles;   // null: this level has none
 };
 
 // Data, not functions: a function in a unit could use instructions that the CPU lacks before anything was chosen.
 namespace portable { extern const IsaTable kIsaTable; }
 namespace avx2 { extern const IsaTable kIsaTable; }
 namespace avx512 { extern const IsaTable kIsaTable; }
+namespace avx512_bf16 { extern const IsaTable kIsaTable; }
+namespace amx { extern const IsaTable kIsaTable; }
 
 }  // namespace ort_hina::kernels

@@ -15,6 +15,7 @@ constexpr Isa kIsa = Isa::kPortable;
 
 #include "kernels/simd_portable.h"
 #include "kernels/weight_load.inl"
+#include "kernels/fetch_ahead.inl"
 #include "kernels/matmul_dot.inl"
 #include "kernels/matmul_panel.inl"
 #include "kernels/matmul_stream.inl"
@@ -41,6 +42,6 @@ constexpr uint32_t kStreamChunk = 128;
 
 }  // namespace
 
-extern const IsaTable kIsaTable = {kKernels, sizeof kKernels / sizeof kKernels[0], &kOps};
+extern const IsaTable kIsaTable = {kIsa, kKernels, sizeof kKernels / sizeof kKernels[0], &kOps, nullptr};
 
 }  // namespace ort_hina::kernels::portable

@@ -5,23 +5,25 @@
 // Tokens that share one pass over a weight row.
 constexpr size_t kDotTokens = 4;
 
-// `Prefetch`: the same place of the rows that come next, to L2. With several tokens the arithmetic takes long enough that
-// the hardware's prefetcher falls behind; with one it does better alone.
-template <DataType T, int Tokens, int Rows, int Unroll, bool Prefetch>
-inline void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_bytes, size_t k, float* c, size_t ldc) {
+// `Fetch`: with several tokens the arithmetic takes long enough that the hardware's prefetcher falls behind; with one it does
+// better alone.
+template <DataType T, int Tokens, int Rows, int Unroll, bool Fetch>
+__attribute__((noinline)) void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_bytes, size_t k, float* c,
+                                         size_t ldc, FetchAhead& next_rows) {
   constexpr size_t kW = Simd::kWidth;
   Simd::F acc[Tokens][Rows][Unroll];
   for (int t = 0; t < Tokens; ++t)
     for (int r = 0; r < Rows; ++r)
       for (int u = 0; u < Unroll; ++u) acc[t][r][u] = Simd::zero();
 
+  FetchAhead next = next_rows;  // in registers
   size_t i = 0;
   for (; i + Unroll * kW <= k; i += Unroll * kW)
     for (int u = 0; u < Unroll; ++u) {
       Simd::F weight[Rows];
       for (int r = 0; r < Rows; ++r) {
         const uint8_t* p = w + r * row_bytes + (i + u * kW) * Weights<T>::kSize;
-        if constexpr (Prefetch) Simd::prefetch_l2(p + Rows * row_bytes);
+        if (Fetch && (i + u * kW) * Weights<T>::kSize % 64 == 0) next.line();
         weight[r] = Weights<T>::load(p);
       }
       for (int t = 0; t < Tokens; ++t) {
@@ -29,6 +31,7 @@ inline void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_b
         for (int r = 0; r < Rows; ++r) acc[t][r][u] = Simd::fma(x, weight[r], acc[t][r][u]);
       }
     }
+  next_rows = next;
   for (; i < k; i += kW) {
     const size_t n = k - i < kW ? k - i : kW;
     for (int r = 0; r < Rows; ++r) {
@@ -50,34 +53,41 @@ inline void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_b
 
 // An output's order of summation depends on the number of tokens only, not on where a block of rows begins: the rows
 // left over at the end use the same unrolling.
-template <DataType T, int Tokens, bool Prefetch>
-inline void dot_rows(const MatmulArgs& p, const uint8_t* w, size_t rows, const float* a, float* c) {
-  constexpr int kUnroll = Tokens == 1 ? 8 : 1;
+template <DataType T, int Tokens, bool Fetch>
+inline void dot_rows(const MatmulArgs& p, const uint8_t* w, size_t rows, const float* a, float* c, FetchAhead& next) {
+  constexpr int kUnroll = 1;
   constexpr int kRows = Tokens == 1 ? 1 : Tokens == 2 ? 4 : Simd::kDotRows;
   const size_t row_bytes = p.ldw * Weights<T>::kSize;
   size_t r = 0;
   for (; r + kRows <= rows; r += kRows)
-    dot_block<T, Tokens, kRows, kUnroll, Prefetch>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
-  for (; r < rows; ++r) dot_block<T, Tokens, 1, kUnroll, Prefetch>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc);
+    dot_block<T, Tokens, kRows, kUnroll, Fetch>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc, next);
+  for (; r < rows; ++r)
+    dot_block<T, Tokens, 1, kUnroll, Fetch>(a, p.lda, w + r * row_bytes, row_bytes, p.k, c + r, p.ldc, next);
+}
+
+template <DataType T, bool Fetch>
+inline void dot_tokens(const MatmulArgs& p, const uint8_t* w, size_t rows, size_t t, float* c, FetchAhead& next) {
+  const float* a = static_cast<const float*>(p.a) + t * p.lda;
+  switch (p.m - t) {
+    case 1: return dot_rows<T, 1, false>(p, w, rows, a, c, next);
+    case 2: return dot_rows<T, 2, Fetch>(p, w, rows, a, c, next);
+    case 3: return dot_rows<T, 3, Fetch>(p, w, rows, a, c, next);
+    default: return dot_rows<T, 4, Fetch>(p, w, rows, a, c, next);
+  }
 }
 
 template <DataType T>
 void matmul_dot(const MatmulArgs& p) {
-  constexpr size_t kRowGroup = 4;  // stays in L2 while the tokens pass
+  constexpr size_t kRowGroup = 8;  // stays in L2 while the tokens pass
   const uint8_t* w = static_cast<const uint8_t*>(p.w);
+  const size_t row_bytes = p.ldw * Weights<T>::kSize;
   for (size_t n = 0; n < p.n; n += kRowGroup) {
-    const size_t rows = p.n - n < kRowGroup ? p.n - n : kRowGroup;
-    const uint8_t* group = w + n * p.ldw * Weights<T>::kSize;
-    for (size_t t = 0; t < p.m; t += kDotTokens) {
-      const float* a = p.a + t * p.lda;
-      float* c = p.c + t * p.ldc + n;
-      const bool first = t == 0;
-      switch (p.m - t) {
-        case 1: dot_rows<T, 1, false>(p, group, rows, a, c); break;
-        case 2: first ? dot_rows<T, 2, true>(p, group, rows, a, c) : dot_rows<T, 2, false>(p, group, rows, a, c); break;
-        case 3: first ? dot_rows<T, 3, true>(p, group, rows, a, c) : dot_rows<T, 3, false>(p, group, rows, a, c); break;
-        default: first ? dot_rows<T, 4, true>(p, group, rows, a, c) : dot_rows<T, 4, false>(p, group, rows, a, c);
-      }
-    }
+    const size_t rows = p.n - n < kRowGroup ? p.n - n : kRowGroup, after = n + rows;
+    const uint8_t* group = w + n * row_bytes;
+    const size_t left = p.n - after < kRowGroup ? p.n - after : kRowGroup;
+    FetchAhead next = left ? FetchAhead(group + rows * row_bytes, left, p.k * Weights<T>::kSize, row_bytes)
+                           : FetchAhead(p.next_w, rows, p.k * Weights<T>::kSize, row_bytes);
+    dot_tokens<T, true>(p, group, rows, 0, p.c + n, next);
+    for (size_t t = kDotTokens; t < p.m; t += kDotTokens) dot_tokens<T, false>(p, group, rows, t, p.c + t * p.ldc + n, next);
   }
 }

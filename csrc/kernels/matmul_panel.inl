@@ -6,6 +6,8 @@ constexpr size_t kPanelN = kPanelVectors * Simd::kWidth;
 // The sums in C are loaded and stored once in so many inputs. Fewer inputs would spend more on that than a strip in L1
 // saves; more would crowd the next panel's weights out of L2.
 constexpr size_t kPanelK = 256;
+// Outputs of a panel: 192 KB of L2, and as much again for the panel that is fetched meanwhile.
+constexpr uint32_t kPanelOutputs = 192;
 
 // Scratch holds strips of kPanelN outputs, one after the other: input k, output n at [k*kPanelN + n]. Outputs beyond n are 0.
 template <DataType T>
@@ -40,37 +42,6 @@ void fill_strip_nk(const uint8_t* w, size_t row_bytes, size_t depth, size_t n, f
     }
 }
 
-// The weights of the next panel, fetched to L2 line by line while this one is computed: otherwise the memory would rest
-// during the arithmetic and the arithmetic during the filling.
-class NextPanel {
- public:
-  // `rows` runs of `run` bytes, `distance` bytes apart, to be fetched during `steps` inputs of all tiles.
-  NextPanel(const uint8_t* first, size_t rows, size_t run, size_t distance, size_t steps)
-      : line_(first), row_(first), last_(first + (rows ? rows - 1 : 0) * distance), run_(run), distance_(distance) {
-    const size_t lines = rows * ((run + kLine - 1) / kLine);
-    sparse_ = lines * kSparse <= steps;
-  }
-  // One line in each of kSparse inputs is enough.
-  bool sparse() const { return sparse_; }
-  // Stays on the last line when all have been fetched.
-  void fetch() {
-    Simd::prefetch_l2(line_);
-    const uint8_t* next = line_ + kLine;
-    const bool in_row = next < row_ + run_;
-    row_ = in_row || row_ == last_ ? row_ : row_ + distance_;
-    line_ = in_row ? next : row_;
-  }
-  static constexpr size_t kSparse = 4;
-
- private:
-  static constexpr size_t kLine = 64;
-  const uint8_t* line_;
-  const uint8_t* row_;
-  const uint8_t* last_;
-  size_t run_, distance_;
-  bool sparse_;
-};
-
 // A strip in scratch.
 struct PackedStrip {
   const float* packed;
@@ -103,22 +74,22 @@ inline void panel_step(const float* a, size_t lda, const Strip& strip, size_t k,
 
 template <int Rows, class Strip>
 inline void panel_tile(const float* a, size_t lda, const Strip& strip, size_t depth, float* c, size_t ldc, size_t n,
-                       bool first, NextPanel& next_panel) {
+                       bool first, PanelFetch& next_panel) {
   constexpr size_t kW = Simd::kWidth;
-  constexpr size_t kStep = NextPanel::kSparse;
+  constexpr size_t kStep = PanelFetch::kSparse;
   Simd::F acc[Rows][kPanelVectors];
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = Simd::zero();
-  NextPanel next = next_panel;  // in registers
+  PanelFetch next = next_panel;  // in registers
   size_t k = 0;
   if (next.sparse()) {
     for (; k + kStep <= depth; k += kStep) {
-      next.fetch();
+      next.fetch.line();
       for (size_t i = 0; i < kStep; ++i) panel_step<Rows, Strip>(a, lda, strip, k + i, acc);
     }
   }
   for (; k < depth; ++k) {
-    next.fetch();
+    next.step();
     panel_step<Rows, Strip>(a, lda, strip, k, acc);
   }
   next_panel = next;
@@ -136,7 +107,7 @@ inline void panel_tile(const float* a, size_t lda, const Strip& strip, size_t de
 // The last rows of m, fewer than a tile has.
 template <int Rows, class Strip>
 inline void panel_tail(size_t rows, const float* a, size_t lda, const Strip& strip, size_t depth, float* c, size_t ldc,
-                       size_t n, bool first, NextPanel& next) {
+                       size_t n, bool first, PanelFetch& next) {
   if constexpr (Rows > 0) {
     if (rows == Rows) panel_tile<Rows, Strip>(a, lda, strip, depth, c, ldc, n, first, next);
     else panel_tail<Rows - 1, Strip>(rows, a, lda, strip, depth, c, ldc, n, first, next);
@@ -145,25 +116,22 @@ inline void panel_tail(size_t rows, const float* a, size_t lda, const Strip& str
 
 // The panel that begins at input k; behind the last one, the first of the matrix that comes next.
 template <DataType T, Layout L>
-inline NextPanel next_panel(const MatmulArgs& p, size_t k) {
+inline PanelFetch next_panel(const MatmulArgs& p, size_t k) {
+  const size_t steps = (p.m + Simd::kGemmRows - 1) / Simd::kGemmRows * ((p.n + kPanelN - 1) / kPanelN) * kPanelK;
+  if constexpr (L == Layout::kKN) return PanelFetch(rows_ahead<T>(p, k, kPanelK), steps);
   const uint8_t* w = static_cast<const uint8_t*>(k < p.k ? p.w : p.next_w);
-  // Nothing follows: what is cached already is fetched, since an unmapped address would cost a walk of the page tables.
-  if (!w) return NextPanel(reinterpret_cast<const uint8_t*>(p.scratch), 0, 0, 0, 0);
   if (k >= p.k) k = 0;
   const size_t depth = p.k - k < kPanelK ? p.k - k : kPanelK;
-  const size_t steps = (p.m + Simd::kGemmRows - 1) / Simd::kGemmRows * ((p.n + kPanelN - 1) / kPanelN) * kPanelK;
-  const size_t row_bytes = p.ldw * Weights<T>::kSize;
-  if constexpr (L == Layout::kKN) return NextPanel(w + k * row_bytes, depth, p.n * Weights<T>::kSize, row_bytes, steps);
-  else return NextPanel(w + k * Weights<T>::kSize, p.n, depth * Weights<T>::kSize, row_bytes, steps);
+  return PanelFetch({w ? w + k * size_of(T) : nullptr, p.n, depth * size_of(T), p.ldw * size_of(T)}, steps);
 }
 
 // All tiles of one strip. `Strip` serves the first of them, which may pack it for the others.
 template <class Strip>
 inline void panel_strip(const MatmulArgs& p, const Strip& strip, const float* packed, size_t k, size_t depth, size_t j,
-                        NextPanel& next) {
+                        PanelFetch& next) {
   constexpr size_t kM = Simd::kGemmRows;
   const size_t n = p.n - j < kPanelN ? p.n - j : kPanelN;
-  const float* a = p.a + k;
+  const float* a = static_cast<const float*>(p.a) + k;
   float* c = p.c + j;
   const bool first = k == 0;
   if (p.m < kM) return panel_tail<kM - 1>(p.m, a, p.lda, strip, depth, c, p.ldc, n, first, next);
@@ -181,9 +149,9 @@ void matmul_panel(const MatmulArgs& p) {
   const uint8_t* w = static_cast<const uint8_t*>(p.w);
   for (size_t k = 0; k < p.k; k += kPanelK) {
     const size_t depth = p.k - k < kPanelK ? p.k - k : kPanelK;
-    NextPanel next = next_panel<T, L>(p, k + kPanelK);
+    PanelFetch next = next_panel<T, L>(p, k + kPanelK);
     for (size_t j = 0; j < p.n; j += kPanelN) {
-      float* packed = p.scratch + j * depth;
+      float* packed = static_cast<float*>(p.scratch) + j * depth;
       const size_t n = p.n - j < kPanelN ? p.n - j : kPanelN;
       if constexpr (L == Layout::kKN) {
         const uint8_t* corner = w + k * row_bytes + j * Weights<T>::kSize;

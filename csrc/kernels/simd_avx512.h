@@ -1,4 +1,4 @@
-// 512-bit vectors (AVX-512 F, BW, DQ, VL). Included by kernels_avx512.cc only, inside its namespace.
+// 512-bit vectors (AVX-512 F, BW, DQ, VL). Included by the AVX-512 and AMX units, inside their namespaces.
 struct Simd {
   static constexpr size_t kWidth = 16;
   // 8 × 3 accumulators, 3 weight vectors and a broadcast fill 28 of 32 registers. 12 × 2 needs as many, and a quarter more

@@ -1,7 +1,5 @@
 #include "kernels/table.h"
 
-#include <cmath>
-
 #include "kernels/isa_tables.h"
 
 namespace ort_hina::kernels {
@@ -13,6 +11,8 @@ const std::vector<IsaTable>& isa_tables() {
 #if defined(__x86_64__)
       avx2::kIsaTable,
       avx512::kIsaTable,
+      avx512_bf16::kIsaTable,
+      amx::kIsaTable,
 #endif
   };
   return tables;
@@ -25,6 +25,8 @@ std::vector<const MatmulKernel*> collect() {
   return rows;
 }
 
+size_t round_up(size_t x, size_t step) { return (x + step - 1) / step * step; }
+
 }  // namespace
 
 const std::vector<const MatmulKernel*>& table() {
@@ -32,24 +34,45 @@ const std::vector<const MatmulKernel*>& table() {
   return rows;
 }
 
-const VectorOps& vector_ops(Isa isa) {
+const VectorOps& vector_ops(Isa level) {
+  const VectorOps* ops = isa_tables().front().ops;
   for (const IsaTable& table : isa_tables())
-    if (table.ops->isa == isa) return *table.ops;
-  return *isa_tables().front().ops;
+    if (table.isa <= level && table.ops) ops = table.ops;
+  return *ops;
+}
+
+const TileState* tile_state(Isa level) {
+  for (const IsaTable& table : isa_tables())
+    if (table.isa <= level && table.tiles) return table.tiles;
+  return nullptr;
+}
+
+DataType activations_for(Isa level, DataType weights, bool bf16_compute) {
+  const bool wanted = weights == DataType::kBF16 || bf16_compute;
+  return wanted && level >= Isa::kAvx512Bf16 ? DataType::kBF16 : DataType::kF32;
+}
+
+std::vector<const MatmulKernel*> candidates(Isa level, DataType weights, Layout layout, DataType activations) {
+  std::vector<const MatmulKernel*> rows;
+  for (const MatmulKernel* row : table())
+    if (row->isa <= level && row->weights == weights && row->layout == layout && row->activations == activations)
+      rows.push_back(row);
+  return rows;
 }
 
 double estimated_cost(const MatmulKernel& kernel, size_t m, size_t n, size_t k) {
-  const double passes = std::ceil(static_cast<double>(m) / kernel.cost.pass_tokens);
-  return static_cast<double>(n) * k * (passes * kernel.cost.per_pass + m * kernel.cost.per_mac);
+  const Cost& cost = kernel.cost;
+  const double passes = static_cast<double>((m + size_t{cost.pass_tokens} - 1) / cost.pass_tokens);
+  const double tokens = static_cast<double>(round_up(m, cost.token_step));
+  return static_cast<double>(n) * static_cast<double>(k) * (passes * cost.per_pass + tokens * cost.per_mac);
 }
 
-const MatmulKernel& pick(Isa isa, DataType weights, Layout layout, size_t m, size_t n, size_t k) {
-  const MatmulKernel* best = nullptr;
-  double best_cost = 0;
-  for (const MatmulKernel* row : table()) {
-    if (row->isa != isa || row->weights != weights || row->layout != layout) continue;
+const MatmulKernel& cheapest(const std::vector<const MatmulKernel*>& candidates, size_t m, size_t n, size_t k) {
+  const MatmulKernel* best = candidates.front();
+  double best_cost = estimated_cost(*best, m, n, k);
+  for (const MatmulKernel* row : candidates) {
     const double cost = estimated_cost(*row, m, n, k);
-    if (!best || cost < best_cost) best = row, best_cost = cost;
+    if (cost < best_cost) best = row, best_cost = cost;
   }
   return *best;
 }

@@ -11,10 +11,11 @@ constexpr const char* name_of(DataType t) {
   return t == DataType::kF32 ? "float" : t == DataType::kF16 ? "float16" : "bfloat16";
 }
 
-// Best last, so that levels compare.
-enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
+// Best last, so that levels compare: a CPU that has a level has those below it.
+enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 constexpr const char* name_of(Isa isa) {
-  return isa == Isa::kPortable ? "portable" : isa == Isa::kAvx2 ? "avx2" : "avx512";
+  constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
+  return kNames[static_cast<size_t>(isa)];
 }
 
 // [N,K]: a row holds one output's inputs (torch Linear). [K,N]: a row holds one input's outputs (ONNX MatMul).

@@ -27,20 +27,6 @@ size_t tokens_in_a_round(const MoeConfig& config, size_t k) {
   return std::max<size_t>(1, limit / (slot_bytes * k));
 }
 
-template <typename Id>
-void check_ids(const MoeConfig& config, const Id* ids, size_t tokens, size_t k) {
-  const size_t slots = tokens * k;
-  const size_t bad = plan::first_bad_id(ids, slots, config.num_experts);
-  auto place = [&](size_t slot) {
-    return "expert_ids[" + std::to_string(slot / k) + ", " + std::to_string(slot % k) + "] is " + std::to_string(ids[slot]);
-  };
-  if (bad < slots)
-    throw std::invalid_argument(place(bad) + ", expected an id in [0, " + std::to_string(config.num_experts) + ")");
-  for (size_t s = 0; s < slots; ++s)
-    if (!config.experts[static_cast<size_t>(ids[s])].gate.data)
-      throw std::invalid_argument(place(s) + ", but this model holds no weights of that expert");
-}
-
 const void* advance(const void* p, size_t bytes) { return static_cast<const uint8_t*>(p) + bytes; }
 
 MoeInputs round_of(const MoeInputs& all, size_t hidden, size_t token, size_t tokens) {
@@ -57,8 +43,6 @@ MoeInputs round_of(const MoeInputs& all, size_t hidden, size_t token, size_t tok
 }  // namespace
 
 void Moe::run(const MoeInputs& in, const runtime::Pool& pool, const Workspace& workspace) const {
-  if (in.ids_are_64_bit) check_ids(config_, static_cast<const int64_t*>(in.ids), in.tokens, in.k);
-  else check_ids(config_, static_cast<const int32_t*>(in.ids), in.tokens, in.k);
   if (in.tokens == 0) return;
   if (in.k == 0) throw std::invalid_argument("expert_ids has no choices (k = 0)");
 
@@ -66,7 +50,7 @@ void Moe::run(const MoeInputs& in, const runtime::Pool& pool, const Workspace& w
   const size_t rounds = (in.tokens + most - 1) / most;
   const size_t tokens = (in.tokens + rounds - 1) / rounds;
   for (size_t t = 0; t < in.tokens; t += tokens) {
-    MoeCall call(config_, isa_, round_of(in, config_.hidden, t, std::min(tokens, in.tokens - t)), pool);
+    MoeCall call(config_, kernels_, round_of(in, config_.hidden, t, std::min(tokens, in.tokens - t)), pool);
     call.run(workspace);
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 
+#include "operators/kernel_choice.h"
 #include "operators/moe_config.h"
 #include "runtime/region.h"
 
@@ -18,14 +19,15 @@ struct MoeInputs {
   void* y;  // [tokens, hidden], x_type
 };
 
-// Memory for one call, 64-byte aligned, given back by the caller after it.
+// Memory for one call, 64-byte aligned, given back by the caller after it. Asked for once in a call, by whichever thread plans.
 using Workspace = std::function<void*(size_t bytes)>;
 
 // Holds no state of a call: run() may be entered by several threads at once.
 class Moe {
  public:
-  Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa isa)
-      : config_(resolve(attributes, windows)), isa_(isa) {}
+  // `bf16_compute`: f32 and f16 weights, too, are multiplied as bf16 where the level has that.
+  Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa level, bool bf16_compute)
+      : config_(resolve(attributes, windows)), kernels_(level, bf16_compute) {}
 
   const MoeConfig& config() const { return config_; }
 
@@ -34,7 +36,7 @@ class Moe {
 
  private:
   MoeConfig config_;
-  Isa isa_;
+  KernelChoice kernels_;
 };
 
 }  // namespace ort_hina::operators

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <new>
+#include <stdexcept>
+#include <string>
 
 namespace ort_hina::operators {
 namespace {
 
+using kernels::kBlockTokens;
 using kernels::MatmulArgs;
 using kernels::MatmulKernel;
 using plan::Step;
@@ -13,17 +16,18 @@ using plan::WorkItem;
 
 // Columns of the weighted sum whose biases are widened at once.
 constexpr size_t kBiasColumns = 512;
-// Outputs whose weights a panel kernel holds at once: with 256 inputs in f32, 192 KB of L2, and as much again for the panel
-// that is fetched meanwhile.
-constexpr uint32_t kPanelOutputs = 192;
+// Slots that one thread sorts in the time that it takes to wake another.
+constexpr size_t kChunkSlots = 1024;
+constexpr size_t kMaxRoutingChunks = 16;
 
-size_t align(size_t floats) { return (floats + 15) / 16 * 16; }  // to cache lines
+size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+size_t round_up(size_t x, size_t step) { return (x + step - 1) / step * step; }
 
-// The distance between rows of tokens. Where they lie a multiple of 4 KB apart, all rows of a tile fall into one set of L1
-// and evict each other, so a cache line is put between them.
-size_t padded_row(size_t floats) {
-  const size_t row = align(floats);
-  return row % 256 ? row : row + 16;
+// The distance between rows. Where they lie a multiple of 4 KB apart, all rows of a tile fall into one set of L1 and evict each
+// other, so a cache line is put between them.
+size_t padded_row(size_t elements, size_t element_bytes) {
+  const size_t bytes = align(elements * element_bytes);
+  return (bytes % 1024 ? bytes : bytes + 64) / element_bytes;
 }
 
 plan::MatmulForm form_of(const MatmulKernel& kernel) {
@@ -31,12 +35,20 @@ plan::MatmulForm form_of(const MatmulKernel& kernel) {
   form.cut_k = kernel.cut == kernels::Cut::kK;
   form.n_step = kernel.n_step;
   form.k_chunk = kernel.k_chunk;
-  if (kernel.panel_k) form.n_most = kPanelOutputs;
+  form.row_step = kernel.activations == DataType::kBF16 ? kBlockTokens : 1;
+  form.n_most = kernel.n_most;
   return form;
 }
 
+Activations activations_of(const MatmulKernel& kernel, size_t inputs) {
+  if (kernel.activations == DataType::kF32) return {0, padded_row(inputs, 4), DataType::kF32, 0};
+  return {0, padded_row(kernels::padded_inputs(inputs), 2), DataType::kBF16, kernel.lanes_from};
+}
+
+bool same_form(const Activations& a, const Activations& b) { return a.type == b.type && a.lanes_from == b.lanes_from; }
+
 // The part of a matrix at output n and input k.
-const void* at(const Matrix& matrix, size_t n, size_t k) {
+const void* weights_at(const Matrix& matrix, size_t n, size_t k) {
   const size_t element = matrix.layout == Layout::kNK ? n * matrix.ld + k : k * matrix.ld + n;
   return matrix.data + element * size_of(matrix.type);
 }
@@ -54,6 +66,39 @@ const float* widen_bias(const kernels::VectorOps& ops, const Bias& bias, size_t 
   return to;
 }
 
+// Gate and up before the activation: rows of `width` floats in lanes or not, at the begin of an item's scratch.
+struct GateUp {
+  size_t step;   // 2: interleaved
+  size_t width;  // floats of a row of each
+  size_t floats, up;
+  size_t panel, bias;
+  GateUp(const Expert& expert, size_t rows, size_t count) {
+    const size_t padded = round_up(rows, kBlockTokens);
+    step = expert.interleaved ? 2 : 1;
+    width = step * count;
+    up = expert.interleaved ? 1 : round_up(padded * width, 16);
+    bias = 2 * round_up(padded * count, 16);
+    panel = bias + 2 * round_up(count, 16);
+  }
+};
+
+// A thread's AMX tile configuration is left as it was found.
+class TileScope {
+ public:
+  explicit TileScope(const kernels::TileState* tiles) : tiles_(tiles) {
+    if (tiles_) tiles_->save(configuration_);
+  }
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+  ~TileScope() {
+    if (tiles_) tiles_->restore(configuration_);
+  }
+
+ private:
+  const kernels::TileState* tiles_;
+  alignas(64) uint8_t configuration_[64];
+};
+
 template <typename T>
 T& kept_by_thread() {
   thread_local T value;
@@ -62,129 +107,227 @@ T& kept_by_thread() {
 
 }  // namespace
 
-MoeCall::MoeCall(const MoeConfig& config, Isa isa, const MoeInputs& inputs, const runtime::Pool& pool)
+size_t Activations::bytes(size_t rows) const {
+  const bool rows_only = type == DataType::kF32 || lanes_from > kBlockTokens;
+  return align((rows_only ? rows : round_up(rows, kBlockTokens)) * stride * size_of(type));
+}
+
+bool Activations::in_lanes(size_t block, size_t rows) const {
+  return type == DataType::kBF16 && std::min(kBlockTokens, rows - block * kBlockTokens) >= lanes_from;
+}
+
+size_t Activations::place(size_t row, size_t input, size_t rows) const {
+  const bool lanes = in_lanes(row / kBlockTokens, rows);
+  return at + (row * stride + input * (lanes ? kBlockTokens : 1)) * size_of(type);
+}
+
+MoeCall::MoeCall(const MoeConfig& config, const KernelChoice& kernels, const MoeInputs& inputs, const runtime::Pool& pool)
     : config_(config),
-      isa_(isa),
+      kernels_(kernels),
       in_(inputs),
       pool_(pool),
-      ops_(kernels::vector_ops(isa)),
-      shared_row_(inputs.tokens == 1 && inputs.x_type == DataType::kF32 && !config.weight_on_input),
-      token_stride_(shared_row_ ? 0 : padded_row(config.hidden)),
-      hidden_stride_(padded_row(config.intermediate)),
+      ops_(kernels::vector_ops(kernels.level())),
+      slots_(inputs.tokens * inputs.k),
+      chunks_(std::min({std::max<size_t>(1, slots_ / kChunkSlots), kMaxRoutingChunks, pool.threads})),
       routing_(kept_by_thread<plan::Routing>()),
-      work_(kept_by_thread<plan::WorkList>()),
+      work_(kept_by_thread<plan::WorkPlan>()),
       loads_(kept_by_thread<std::vector<plan::ExpertLoad>>()),
       active_(kept_by_thread<std::vector<ActiveCall>>()) {}
 
-void MoeCall::plan() {
-  const size_t slots = in_.tokens * in_.k;
-  if (in_.ids_are_64_bit) plan::route(static_cast<const int64_t*>(in_.ids), slots, config_.num_experts, &routing_);
-  else plan::route(static_cast<const int32_t*>(in_.ids), slots, config_.num_experts, &routing_);
+// ---- Routing
 
+void MoeCall::count(size_t chunk) {
+  const size_t bad = in_.ids_are_64_bit ? routing_.count(static_cast<const int64_t*>(in_.ids), chunk)
+                                        : routing_.count(static_cast<const int32_t*>(in_.ids), chunk);
+  if (bad < slots_) bad_id_ = true;
+}
+
+void MoeCall::place(size_t chunk) {
+  if (in_.ids_are_64_bit) routing_.place(static_cast<const int64_t*>(in_.ids), chunk);
+  else routing_.place(static_cast<const int32_t*>(in_.ids), chunk);
+}
+
+// Only once something is known to be wrong: finds it and says what.
+void MoeCall::check_ids() const {
+  for (size_t s = 0; s < slots_; ++s) {
+    const int64_t id = in_.ids_are_64_bit ? static_cast<const int64_t*>(in_.ids)[s] : static_cast<const int32_t*>(in_.ids)[s];
+    const std::string place = "expert_ids[" + std::to_string(s / in_.k) + ", " + std::to_string(s % in_.k) + "] is " +
+                              std::to_string(id);
+    if (id < 0 || static_cast<uint64_t>(id) >= config_.num_experts)
+      throw std::invalid_argument(place + ", expected an id in [0, " + std::to_string(config_.num_experts) + ")");
+    if (!bad_id_ && !config_.experts[static_cast<size_t>(id)].gate.data)
+      throw std::invalid_argument(place + ", but this model holds no weights of that expert");
+  }
+}
+
+// ---- Plan
+
+void MoeCall::prepare() {
+  if (bad_id_) check_ids();
+  routing_.arrange();
+  for (const plan::ActiveExpert& active : routing_.active)
+    if (!config_.experts[active.id].gate.data) check_ids();
+  plan();
+  const size_t bytes = lay_out();
+  const size_t event_bytes = align(work_.events() * sizeof(runtime::Event));
+  uint8_t* memory = static_cast<uint8_t*>((*workspace_)(event_bytes + bytes));
+  events_ = reinterpret_cast<runtime::Event*>(memory);
+  for (uint32_t i = 0; i < work_.events(); ++i) new (&events_[i]) runtime::Event(0);
+  base_ = memory + event_bytes;
+}
+
+ActiveCall MoeCall::plan_expert(const plan::ActiveExpert& active) const {
+  const Expert& expert = config_.experts[active.id];
+  ActiveCall call = {};
+  call.expert = &expert;
+  call.gate_up = &kernels_.pick(expert.gate.type, expert.gate.layout, active.count, gate_up_outputs(), config_.hidden);
+  call.down = &kernels_.pick(expert.down.type, expert.down.layout, active.count, config_.hidden, config_.intermediate);
+  call.tokens = activations_of(*call.gate_up, config_.hidden);
+  call.hidden = activations_of(*call.down, config_.intermediate);
+  call.lanes = call.gate_up->lanes_result && same_form(call.tokens, call.hidden);
+  return call;
+}
+
+void MoeCall::plan() {
+  one_token_ = in_.tokens == 1 && !config_.weight_on_input && routing_.active.size() == slots_;
   loads_.clear();
   active_.clear();
   for (const plan::ActiveExpert& active : routing_.active) {
-    const Expert& expert = config_.experts[active.id];
-    ActiveCall call = {};
-    call.expert = &expert;
-    call.gate_up = &kernels::pick(isa_, expert.gate.type, expert.gate.layout, active.count, gate_up_outputs(), config_.hidden);
-    call.down = &kernels::pick(isa_, expert.down.type, expert.down.layout, active.count, config_.hidden, config_.intermediate);
+    ActiveCall call = plan_expert(active);
     const plan::ExpertLoad load = {active.begin, active.count, form_of(*call.gate_up), form_of(*call.down)};
     call.gate_up_chunks = plan::chunk_count(load.gate_up, load.rows, config_.hidden);
     call.down_chunks = plan::chunk_count(load.down, load.rows, config_.intermediate);
     loads_.push_back(load);
     active_.push_back(call);
   }
-  const plan::Problem problem = {&loads_,         in_.tokens,           slots, config_.hidden,
-                                 config_.intermediate, !shared_row_, pool_.threads};
-  plan::plan_work(problem, &work_);
+  work_.build({&loads_, in_.tokens, config_.hidden, config_.intermediate, !one_token_, pool_.threads});
 }
 
 // An expert's answers take the place of its gathered tokens: it has answered for none before it has read all.
 size_t MoeCall::lay_out() {
-  const size_t slots = in_.tokens * in_.k;
-  hidden_at_ = shared_row_ ? 0 : slots * token_stride_;
-  size_t next = hidden_at_ + slots * hidden_stride_;
+  size_t next = 0;
+  const auto take = [&next](size_t bytes) {
+    const size_t at = next;
+    next += align(bytes);
+    return at;
+  };
   for (size_t e = 0; e < active_.size(); ++e) {
     ActiveCall& call = active_[e];
     const plan::ExpertLoad& load = loads_[e];
-    if (load.gate_up.cut_k) {
-      call.gate_up_parts = next;
-      next += align(call.gate_up_chunks * load.rows * gate_up_outputs());
+    const bool shares = one_token_ && e > 0 && same_form(call.tokens, active_[0].tokens);
+    const bool in_place = !one_token_ && !load.down.cut_k;
+    call.answer_stride = padded_row(config_.hidden, sizeof(float));
+    const size_t answer_bytes = call.down_chunks * load.rows * call.answer_stride * sizeof(float);
+    if (shares) {
+      call.tokens.at = active_[0].tokens.at;
+    } else {
+      const size_t token_bytes = call.tokens.bytes(load.rows);
+      call.tokens.at = take(in_place ? std::max(token_bytes, answer_bytes) : token_bytes);
     }
-    const bool in_place = !shared_row_ && !load.down.cut_k;
-    call.answer_stride = in_place ? token_stride_ : config_.hidden;
-    call.answers = in_place ? load.begin * token_stride_ : next;
-    if (!in_place) next += align(call.down_chunks * load.rows * config_.hidden);
+    call.answers = in_place ? call.tokens.at : take(answer_bytes);
+    call.hidden.at = take(call.hidden.bytes(load.rows));
+    if (load.gate_up.cut_k)
+      call.gate_up_parts = take(call.gate_up_chunks * load.rows * gate_up_outputs() * sizeof(float));
   }
   scratch_at_ = next;
-  scratch_floats_ = scratch_floats();
-  return scratch_at_ + pool_.threads * scratch_floats_;
+  scratch_bytes_ = scratch_bytes();
+  return scratch_at_ + pool_.threads * scratch_bytes_;
 }
 
 // What the most demanding item needs.
-size_t MoeCall::scratch_floats() const {
-  size_t most = 0;
-  for (const WorkItem& item : work_.items) {
-    const ActiveCall& call = active_[item.expert];
-    size_t floats = 0;
-    switch (item.step) {
-      case Step::kGather: break;
-      case Step::kGateUp:
-        if (!loads_[item.expert].gate_up.cut_k)
-          floats = 2 * align(item.rows * item.count) + 2 * align(item.count) + call.gate_up->scratch_floats(2 * item.count);
-        break;
-      case Step::kFinishHidden: floats = 4 * align(item.count); break;
-      case Step::kDown: floats = call.down->scratch_floats(item.count); break;
-      case Step::kCombine:
-        floats = align(in_.k * sizeof(kernels::CombineTerm) / sizeof(float)) + in_.k * kBiasColumns;
-        break;
+size_t MoeCall::scratch_bytes() const {
+  size_t most = align(in_.k * sizeof(kernels::CombineTerm)) + in_.k * kBiasColumns * sizeof(float);
+  for (size_t e = 0; e < active_.size(); ++e) {
+    const ActiveCall& call = active_[e];
+    if (loads_[e].gate_up.cut_k) {
+      const size_t units = work_.most_count(Step::kFinishHidden, e);
+      most = std::max(most, (4 + kBlockTokens) * round_up(units, 16) * sizeof(float));
+      most = std::max(most, call.gate_up->scratch_bytes(loads_[e].rows, gate_up_outputs()));
+    } else {
+      const size_t rows = work_.most_rows(Step::kGateUp, e), count = work_.most_count(Step::kGateUp, e);
+      const GateUp parts(*call.expert, rows, count);
+      most = std::max(most, parts.panel * sizeof(float) + call.gate_up->scratch_bytes(rows, parts.width));
     }
-    most = std::max(most, align(floats));
+    const size_t outputs = loads_[e].down.cut_k ? config_.hidden : work_.most_count(Step::kDown, e);
+    most = std::max(most, call.down->scratch_bytes(work_.most_rows(Step::kDown, e), outputs));
   }
-  return most;
+  return align(most);
 }
 
-void MoeCall::run(const Workspace& workspace) {
-  plan();
-  const size_t floats = lay_out();
-  const size_t event_bytes = align(work_.events) * sizeof(runtime::Event);
-  uint8_t* memory = static_cast<uint8_t*>(workspace(event_bytes + floats * sizeof(float)));
-  events_ = reinterpret_cast<runtime::Event*>(memory);
-  for (uint32_t i = 0; i < work_.events; ++i) new (&events_[i]) runtime::Event(0);
-  base_ = reinterpret_cast<float*>(memory + event_bytes);
+// ---- Region
 
-  const size_t participants = std::min(pool_.threads, work_.items.size());
+void MoeCall::run(const Workspace& workspace) {
+  workspace_ = &workspace;
+  routing_.begin(slots_, config_.num_experts, chunks_);
+  size_t participants = pool_.threads;
+  if (chunks_ == 1) {
+    count(0);
+    prepare();
+    place(0);
+    if (one_token_)
+      for (const ActiveCall& call : active_)
+        if (&call == &active_[0] || call.tokens.at != active_[0].tokens.at) gather_row(call.tokens, 0, 0, 1);
+    participants = std::min(participants, work_.items());
+  }
   pool_.parallel_for(
       pool_.context, participants, [](void* call, size_t i) { static_cast<MoeCall*>(call)->participate(i); }, this);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+// The first items of the region: ids are counted; whoever counts the last of them plans; then they are placed.
+bool MoeCall::route_in_region(size_t i) {
+  if (i < chunks_) {
+    count(i);
+    if (counted_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_) {
+      try {
+        prepare();
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+      planned_.store(1, std::memory_order_release);
+    }
+    return true;
+  }
+  runtime::await(planned_, 1);
+  if (failure_) return false;
+  if (i < 2 * chunks_) {
+    place(i - chunks_);
+    placed_.fetch_add(1, std::memory_order_release);
+  }
+  return true;
 }
 
 void MoeCall::participate(size_t participant) {
-  float* scratch = base_ + scratch_at_ + participant * scratch_floats_;
+  const TileScope tiles(kernels::tile_state(kernels_.level()));
+  const size_t routing_items = chunks_ > 1 ? 2 * chunks_ : 0;
+  bool routed = routing_items == 0;
   for (;;) {
     const size_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= work_.items.size()) return;
-    const WorkItem& item = work_.items[i];
+    if (!routed) {
+      if (!route_in_region(i)) return;
+      if (i < routing_items) continue;
+      runtime::await(placed_, static_cast<uint32_t>(chunks_));
+      routed = true;
+    }
+    if (i - routing_items >= work_.items()) return;
+    const WorkItem item = work_.item(i - routing_items);
     if (item.wait_event != plan::kNoEvent) runtime::await(events_[item.wait_event], item.wait_count);
-    execute(item, scratch);
+    execute(item, base_ + scratch_at_ + participant * scratch_bytes_);
     if (item.signal_event != plan::kNoEvent) events_[item.signal_event].fetch_add(1, std::memory_order_release);
   }
 }
 
-void MoeCall::execute(const WorkItem& item, float* scratch) const {
+void MoeCall::execute(const WorkItem& item, uint8_t* scratch) const {
   switch (item.step) {
     case Step::kGather: return gather(item);
-    case Step::kGateUp:
-      return loads_[item.expert].gate_up.cut_k ? gate_up_chunk(item) : gate_up(item, scratch);
+    case Step::kGateUp: return loads_[item.expert].gate_up.cut_k ? gate_up_chunk(item, scratch) : gate_up(item, scratch);
     case Step::kFinishHidden: return finish_hidden(item, scratch);
     case Step::kDown: return down(item, scratch);
     case Step::kCombine: return combine(item, scratch);
   }
 }
 
-const float* MoeCall::token_row(size_t sorted) const {
-  return shared_row_ ? static_cast<const float*>(in_.x) : base_ + sorted * token_stride_;
-}
+// ---- Items
 
 float MoeCall::routing_weight(size_t slot) const {
   float weight;
@@ -193,32 +336,61 @@ float MoeCall::routing_weight(size_t slot) const {
   return weight;
 }
 
+const uint8_t* MoeCall::token(size_t slot) const {
+  return static_cast<const uint8_t*>(in_.x) + slot / in_.k * config_.hidden * size_of(in_.x_type);
+}
+
+void MoeCall::gather_row(const Activations& to, size_t sorted, size_t row, size_t rows) const {
+  if (to.type == DataType::kBF16) return gather_block(to, sorted, row, 1, rows);
+  const size_t slot = routing_.order[sorted];
+  const float scale = config_.weight_on_input ? routing_weight(slot) : 1.0f;
+  ops_.widen(token(slot), in_.x_type, config_.hidden, scale, at<float>(to.place(row, 0, rows)));
+}
+
+// Up to a block's tokens, from `row` on.
+void MoeCall::gather_block(const Activations& to, size_t sorted, size_t row, size_t count, size_t rows) const {
+  const void* from[kBlockTokens];
+  float scales[kBlockTokens];
+  for (size_t t = 0; t < count; ++t) {
+    const size_t slot = routing_.order[sorted + t];
+    from[t] = token(slot);
+    scales[t] = config_.weight_on_input ? routing_weight(slot) : 1.0f;
+  }
+  ops_.pack({from, in_.x_type, config_.weight_on_input ? scales : nullptr, count, config_.hidden,
+             kernels::padded_inputs(config_.hidden), at<uint16_t>(to.place(row, 0, rows)), to.stride,
+             to.in_lanes(row / kBlockTokens, rows)});
+}
+
 void MoeCall::gather(const WorkItem& item) const {
-  const uint8_t* x = static_cast<const uint8_t*>(in_.x);
-  for (size_t row = item.row; row < item.row + item.rows; ++row) {
-    const size_t slot = routing_.order[row];
-    const float scale = config_.weight_on_input ? routing_weight(slot) : 1.0f;
-    ops_.widen(x + slot / in_.k * config_.hidden * size_of(in_.x_type), in_.x_type, config_.hidden, scale,
-               base_ + row * token_stride_);
+  const Activations& to = active_[item.expert].tokens;
+  const plan::ExpertLoad& load = loads_[item.expert];
+  const size_t step = to.type == DataType::kBF16 ? kBlockTokens : 1;
+  for (size_t row = item.row; row < item.row + item.rows; row += step) {
+    if (step == 1) gather_row(to, load.begin + row, row, load.rows);
+    else gather_block(to, load.begin + row, row, std::min<size_t>(step, item.row + item.rows - row), load.rows);
   }
 }
 
-void MoeCall::gate_up(const WorkItem& item, float* scratch) const {
+void MoeCall::gate_up(const WorkItem& item, uint8_t* raw) const {
   const ActiveCall& call = active_[item.expert];
   const Expert& expert = *call.expert;
-  const size_t step = expert.interleaved ? 2 : 1;
-  const size_t outputs = step * item.count;
-  float* gate = scratch;
-  float* bias = gate + 2 * align(item.rows * item.count);
-  float* panel = bias + 2 * align(item.count);
-  // Rows are as wide as the item; interleaved, gate and up share them.
-  float* up = expert.interleaved ? gate + 1 : gate + align(item.rows * item.count);
+  const size_t rows = loads_[item.expert].rows;
+  const GateUp parts(expert, item.rows, item.count);
+  float* scratch = reinterpret_cast<float*>(raw);
+  float *gate = scratch, *up = gate + parts.up, *bias = scratch + parts.bias;
 
-  MatmulArgs args = {token_row(item.row), token_stride_, nullptr,       expert.gate.ld, gate, outputs,
-                     item.rows,           outputs,        config_.hidden, panel,          nullptr};
+  MatmulArgs args = {};
+  args.a = base_ + call.tokens.place(item.row, 0, rows);
+  args.lda = call.tokens.stride;
+  args.c = gate;
+  args.ldc = parts.width;
+  args.m = item.rows, args.n = parts.width, args.k = config_.hidden;
+  args.scratch = scratch + parts.panel;
+  args.c_lanes = call.lanes;
   const bool two = config_.gated && !expert.interleaved;
-  args.w = at(expert.gate, step * item.begin, 0);
-  args.next_w = two ? at(expert.up, item.begin, 0) : nullptr;
+  args.w = weights_at(expert.gate, parts.step * item.begin, 0);
+  args.ldw = expert.gate.ld;
+  args.next_w = two ? weights_at(expert.up, item.begin, 0) : nullptr;
   call.gate_up->run(args);
   if (two) {
     args.w = args.next_w;
@@ -227,76 +399,146 @@ void MoeCall::gate_up(const WorkItem& item, float* scratch) const {
     args.c = up;
     call.gate_up->run(args);
   }
-  const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
-  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + align(item.count));
-  ops_.activate({gate, config_.gated ? up : nullptr, outputs, step, gate_bias, up_bias,
-                 base_ + hidden_at_ + item.row * hidden_stride_ + item.begin, hidden_stride_, item.rows,
-                 item.count, config_.activation});
+  if (call.lanes) activate_lanes(item, bias, gate, up, parts.width);
+  else activate_rows(item, bias, gate, up, parts.width);
 }
 
-void MoeCall::gate_up_chunk(const WorkItem& item) const {
+// Hidden units are padded with zeros to a whole number of kernel steps by the item that has the last of them.
+size_t MoeCall::padded_units(const WorkItem& item) const {
+  const bool last = item.begin + item.count == config_.intermediate;
+  return last ? kernels::padded_inputs(config_.intermediate) - item.begin : item.count;
+}
+
+void MoeCall::pack_hidden(const ActiveCall& call, const WorkItem& item, size_t row, size_t count, size_t rows, const float* h,
+                          size_t ld) const {
+  const void* from[kBlockTokens];
+  for (size_t t = 0; t < count; ++t) from[t] = h + t * ld;
+  ops_.pack({from, DataType::kF32, nullptr, count, item.count, padded_units(item),
+             at<uint16_t>(call.hidden.place(row, item.begin, rows)), call.hidden.stride,
+             call.hidden.in_lanes(row / kBlockTokens, rows)});
+}
+
+void MoeCall::activate_rows(const WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const {
   const ActiveCall& call = active_[item.expert];
   const Expert& expert = *call.expert;
-  const size_t width = gate_up_outputs();
-  const size_t chunk = item.begin / plan::chunk_inputs(loads_[item.expert].gate_up, item.rows, config_.hidden);
-  float* parts = base_ + call.gate_up_parts + chunk * item.rows * width;
-  const size_t outputs = expert.interleaved ? width : config_.intermediate;
+  const size_t rows = loads_[item.expert].rows, step = expert.interleaved ? 2 : 1;
+  float* bias = const_cast<float*>(biases);
+  const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
+  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + round_up(item.count, 16));
+  const bool direct = call.hidden.type == DataType::kF32;
+  // In place otherwise: a unit is written where it, or one before it, was read.
+  float* h = direct ? at<float>(call.hidden.place(item.row, item.begin, rows)) : gate;
+  const size_t ldh = direct ? call.hidden.stride : width;
+  ops_.activate({gate, config_.gated ? up : nullptr, width, step, gate_bias, up_bias, h, ldh, item.rows, item.count,
+                 config_.activation});
+  if (direct) return;
+  for (size_t r = 0; r < item.rows; r += kBlockTokens)
+    pack_hidden(call, item, item.row + r, std::min<size_t>(kBlockTokens, item.rows - r), rows, h + r * ldh, ldh);
+}
 
-  MatmulArgs args = {token_row(item.row) + item.begin, token_stride_, at(expert.gate, 0, item.begin), expert.gate.ld, parts,
-                     width, item.rows, outputs, item.count, nullptr, nullptr};
+void MoeCall::activate_lanes(const WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const {
+  const ActiveCall& call = active_[item.expert];
+  const Expert& expert = *call.expert;
+  const size_t rows = loads_[item.expert].rows, step = expert.interleaved ? 2 : 1;
+  float* bias = const_cast<float*>(biases);
+  const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
+  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + round_up(item.count, 16));
+  for (size_t r = 0; r < item.rows; r += kBlockTokens) {
+    const size_t count = std::min<size_t>(kBlockTokens, item.rows - r), block = r * width;
+    if (call.hidden.in_lanes((item.row + r) / kBlockTokens, rows)) {
+      const float* lanes_up = expert.interleaved ? gate + block + kBlockTokens : up + block;
+      ops_.activate_lanes({gate + block, config_.gated ? lanes_up : nullptr, step, gate_bias, up_bias,
+                           at<uint16_t>(call.hidden.place(item.row + r, item.begin, rows)), count, item.count,
+                           padded_units(item), config_.activation});
+    } else {
+      float* h = gate + block;
+      ops_.activate({h, config_.gated ? up + block : nullptr, width, step, gate_bias, up_bias, h, width, count, item.count,
+                     config_.activation});
+      pack_hidden(call, item, item.row + r, count, rows, h, width);
+    }
+  }
+}
+
+void MoeCall::gate_up_chunk(const WorkItem& item, uint8_t* scratch) const {
+  const ActiveCall& call = active_[item.expert];
+  const Expert& expert = *call.expert;
+  const size_t width = gate_up_outputs(), rows = loads_[item.expert].rows;
+  const size_t chunk = item.begin / plan::chunk_inputs(loads_[item.expert].gate_up, item.rows, config_.hidden);
+  float* parts = at<float>(call.gate_up_parts) + chunk * item.rows * width;
+
+  MatmulArgs args = {};
+  args.a = base_ + call.tokens.place(0, item.begin, rows);
+  args.lda = call.tokens.stride;
+  args.c = parts;
+  args.ldc = width;
+  args.m = item.rows, args.n = expert.interleaved ? width : config_.intermediate, args.k = item.count;
+  args.scratch = scratch;
+  args.w = weights_at(expert.gate, 0, item.begin);
+  args.ldw = expert.gate.ld;
   call.gate_up->run(args);
   if (config_.gated && !expert.interleaved) {
-    args.w = at(expert.up, 0, item.begin);
+    args.w = weights_at(expert.up, 0, item.begin);
     args.ldw = expert.up.ld;
     args.c = parts + config_.intermediate;
     call.gate_up->run(args);
   }
 }
 
-void MoeCall::finish_hidden(const WorkItem& item, float* scratch) const {
+void MoeCall::finish_hidden(const WorkItem& item, uint8_t* raw) const {
   const ActiveCall& call = active_[item.expert];
   const Expert& expert = *call.expert;
-  const size_t width = gate_up_outputs(), distance = item.rows * width;
+  const size_t width = gate_up_outputs(), distance = item.rows * width, units = round_up(item.count, 16);
   const size_t step = expert.interleaved ? 2 : 1;
-  const size_t first_row = loads_[item.expert].begin;
-  float* gate = scratch;
-  float* up = expert.interleaved ? gate + 1 : gate + align(item.count);
-  float* bias = gate + 2 * align(item.count);
+  float* gate = reinterpret_cast<float*>(raw);
+  float* up = expert.interleaved ? gate + 1 : gate + units;
+  float* bias = gate + 2 * units;
+  float* packed = bias + 2 * units;
   const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
-  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + align(item.count));
+  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + units);
+  const bool direct = call.hidden.type == DataType::kF32;
 
   for (size_t row = 0; row < item.rows; ++row) {
-    const float* parts = base_ + call.gate_up_parts + row * width;
+    const float* parts = at<float>(call.gate_up_parts) + row * width;
+    float* h = direct ? at<float>(call.hidden.place(row, item.begin, item.rows)) : packed + row % kBlockTokens * units;
     ops_.sum_chunks(parts + step * item.begin, call.gate_up_chunks, distance, step * item.count, gate);
     if (config_.gated && !expert.interleaved)
       ops_.sum_chunks(parts + config_.intermediate + item.begin, call.gate_up_chunks, distance, item.count, up);
-    ops_.activate({gate, config_.gated ? up : nullptr, 0, step, gate_bias, up_bias,
-                   base_ + hidden_at_ + (first_row + row) * hidden_stride_ + item.begin, 0, 1, item.count,
-                   config_.activation});
+    ops_.activate({gate, config_.gated ? up : nullptr, 0, step, gate_bias, up_bias, h, 0, 1, item.count, config_.activation});
+    const size_t first = row / kBlockTokens * kBlockTokens;
+    if (!direct && (row + 1 == item.rows || (row + 1) % kBlockTokens == 0))
+      pack_hidden(call, item, first, row + 1 - first, item.rows, packed, units);
   }
 }
 
-void MoeCall::down(const WorkItem& item, float* scratch) const {
+void MoeCall::down(const WorkItem& item, uint8_t* scratch) const {
   const ActiveCall& call = active_[item.expert];
   const plan::ExpertLoad& load = loads_[item.expert];
   const Matrix& w = call.expert->down;
-  const float* hidden = base_ + hidden_at_ + item.row * hidden_stride_;
-  float* answers = base_ + call.answers;
+  float* answers = at<float>(call.answers);
+  MatmulArgs args = {};
+  args.lda = call.hidden.stride;
+  args.ldw = w.ld;
+  args.ldc = call.answer_stride;
+  args.m = item.rows;
+  args.scratch = scratch;
   if (load.down.cut_k) {
     const size_t chunk = item.begin / plan::chunk_inputs(load.down, load.rows, config_.intermediate);
-    float* c = answers + chunk * load.rows * call.answer_stride;
-    call.down->run({hidden + item.begin, hidden_stride_, at(w, 0, item.begin), w.ld, c, call.answer_stride, item.rows,
-                    config_.hidden, item.count, nullptr, nullptr});
+    args.a = base_ + call.hidden.place(0, item.begin, load.rows);
+    args.w = weights_at(w, 0, item.begin);
+    args.c = answers + chunk * load.rows * call.answer_stride;
+    args.n = config_.hidden, args.k = item.count;
   } else {
-    float* c = answers + (item.row - load.begin) * call.answer_stride + item.begin;
-    call.down->run({hidden, hidden_stride_, at(w, item.begin, 0), w.ld, c, call.answer_stride, item.rows, item.count,
-                    config_.intermediate, scratch, nullptr});
+    args.a = base_ + call.hidden.place(item.row, 0, load.rows);
+    args.w = weights_at(w, item.begin, 0);
+    args.c = answers + item.row * call.answer_stride + item.begin;
+    args.n = item.count, args.k = config_.intermediate;
   }
+  call.down->run(args);
 }
 
-void MoeCall::combine(const WorkItem& item, float* scratch) const {
+void MoeCall::combine(const WorkItem& item, uint8_t* scratch) const {
   auto* terms = reinterpret_cast<kernels::CombineTerm*>(scratch);
-  float* biases = scratch + align(in_.k * sizeof(kernels::CombineTerm) / sizeof(float));
+  float* biases = reinterpret_cast<float*>(scratch + align(in_.k * sizeof(kernels::CombineTerm)));
   uint8_t* y = static_cast<uint8_t*>(in_.y);
   for (size_t token = item.row; token < item.row + item.rows; ++token)
     for (size_t begin = item.begin; begin < item.begin + item.count; begin += kBiasColumns) {
@@ -308,7 +550,7 @@ void MoeCall::combine(const WorkItem& item, float* scratch) const {
         const size_t row = routing_.position[slot] - loads_[e].begin;
         const float* bias = widen_bias(ops_, call.expert->down_bias, begin, n, biases + j * kBiasColumns);
         const float weight = config_.weight_on_input ? 1.0f : routing_weight(slot);
-        terms[j] = {base_ + call.answers + row * call.answer_stride + begin, bias, weight, call.down_chunks,
+        terms[j] = {at<float>(call.answers) + row * call.answer_stride + begin, bias, weight, call.down_chunks,
                     loads_[e].rows * call.answer_stride};
       }
       ops_.combine({terms, in_.k, n, y + (token * config_.hidden + begin) * size_of(in_.x_type), in_.x_type});

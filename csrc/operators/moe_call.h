@@ -1,71 +1,109 @@
 // One call of the MoE operator: its plan, its workspace, and the work of each item.
 #pragma once
+#include <atomic>
+#include <exception>
 #include <vector>
 
-#include "kernels/table.h"
+#include "operators/kernel_choice.h"
 #include "operators/moe.h"
 #include "plan/routing.h"
 #include "plan/work.h"
 
 namespace ort_hina::operators {
 
+// Rows of activations as a kernel wants them, somewhere in the workspace.
+struct Activations {
+  size_t at;          // bytes from the workspace's begin, 64-byte aligned
+  size_t stride;      // elements between rows
+  DataType type;      // kF32: rows; kBF16: blocks (kernels/kernel.h)
+  uint32_t lanes_from;
+  size_t bytes(size_t rows) const;
+  // Where row `row` of inputs from `input` on begins; of bf16, row a multiple of kBlockTokens or blocks in rows.
+  size_t place(size_t row, size_t input, size_t rows) const;
+  bool in_lanes(size_t block, size_t rows) const;
+};
+
 // What an active expert needs in this call.
 struct ActiveCall {
   const Expert* expert;
   const kernels::MatmulKernel* gate_up;
   const kernels::MatmulKernel* down;
+  bool lanes;               // gate and up are left in lanes, and hidden units go from there
   uint32_t gate_up_chunks;  // 1 if not cut along K
   uint32_t down_chunks;
-  size_t gate_up_parts;  // offset, in floats, of its partial sums [chunks][rows][outputs] (cut along K only)
-  size_t answers;        // offset, in floats, of its answers [chunks][rows][answer_stride]
+  Activations tokens, hidden;
+  size_t gate_up_parts;  // bytes; its partial sums, floats [chunks][rows][outputs] (cut along K only)
+  size_t answers;        // bytes; floats [chunks][rows][answer_stride]
   size_t answer_stride;
 };
 
 class MoeCall {
  public:
-  MoeCall(const MoeConfig& config, Isa isa, const MoeInputs& inputs, const runtime::Pool& pool);
+  MoeCall(const MoeConfig& config, const KernelChoice& kernels, const MoeInputs& inputs, const runtime::Pool& pool);
+  // Throws std::invalid_argument where an id is out of range or names a missing expert.
   void run(const Workspace& workspace);
 
  private:
+  // Routing: who goes where.
+  void count(size_t chunk);
+  void place(size_t chunk);
+  void check_ids() const;
+  // After routing, by one thread: kernels, items and workspace.
+  void prepare();
   void plan();
-  size_t lay_out();  // floats of workspace
-  size_t scratch_floats() const;
+  ActiveCall plan_expert(const plan::ActiveExpert& active) const;
+  size_t lay_out();  // bytes of workspace
+  size_t scratch_bytes() const;
+
   void participate(size_t participant);
-  void execute(const plan::WorkItem& item, float* scratch) const;
+  bool route_in_region(size_t i);  // whether there is a plan to work on
+  void execute(const plan::WorkItem& item, uint8_t* scratch) const;
 
   void gather(const plan::WorkItem& item) const;
-  void gate_up(const plan::WorkItem& item, float* scratch) const;
-  void gate_up_chunk(const plan::WorkItem& item) const;
-  void finish_hidden(const plan::WorkItem& item, float* scratch) const;
-  void down(const plan::WorkItem& item, float* scratch) const;
-  void combine(const plan::WorkItem& item, float* scratch) const;
+  void gather_row(const Activations& to, size_t sorted, size_t row, size_t rows) const;
+  void gather_block(const Activations& to, size_t sorted, size_t row, size_t count, size_t rows) const;
+  void gate_up(const plan::WorkItem& item, uint8_t* scratch) const;
+  void gate_up_chunk(const plan::WorkItem& item, uint8_t* scratch) const;
+  void activate_rows(const plan::WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const;
+  void activate_lanes(const plan::WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const;
+  void finish_hidden(const plan::WorkItem& item, uint8_t* scratch) const;
+  void pack_hidden(const ActiveCall& call, const plan::WorkItem& item, size_t row, size_t count, size_t rows, const float* h,
+                   size_t ld) const;
+  void down(const plan::WorkItem& item, uint8_t* scratch) const;
+  void combine(const plan::WorkItem& item, uint8_t* scratch) const;
 
   size_t gate_up_outputs() const { return config_.gated ? 2 * config_.intermediate : config_.intermediate; }
-  const float* token_row(size_t sorted) const;
+  size_t padded_units(const plan::WorkItem& item) const;
   float routing_weight(size_t slot) const;
+  const uint8_t* token(size_t slot) const;
+  template <typename T>
+  T* at(size_t bytes) const { return reinterpret_cast<T*>(base_ + bytes); }
 
   const MoeConfig& config_;
-  const Isa isa_;
+  const KernelChoice& kernels_;
   const MoeInputs in_;
   const runtime::Pool& pool_;
   const kernels::VectorOps& ops_;
-  // One f32 token without a weight on the input: every expert reads the caller's row, however often it was chosen.
-  const bool shared_row_;
-  // Floats between the rows of tokens and of hidden units.
-  const size_t token_stride_, hidden_stride_;
+  const size_t slots_;
+  // One token, and no expert chosen twice: all read the same row.
+  bool one_token_ = false;
+  // Of a large call the ids are counted and placed by several threads, as the first items of the region.
+  const size_t chunks_;
 
   // Kept by the calling thread between calls: a steady state allocates nothing for them.
   plan::Routing& routing_;
-  plan::WorkList& work_;
+  plan::WorkPlan& work_;
   std::vector<plan::ExpertLoad>& loads_;
   std::vector<ActiveCall>& active_;
 
-  // Where hidden units and the participants' scratch begin in the workspace, in floats. Gathered tokens begin it.
-  size_t hidden_at_ = 0, scratch_at_ = 0;
-  size_t scratch_floats_ = 0;  // of one participant
-  float* base_ = nullptr;
+  size_t scratch_at_ = 0, scratch_bytes_ = 0;  // of one participant
+  uint8_t* base_ = nullptr;
   runtime::Event* events_ = nullptr;
+  const Workspace* workspace_ = nullptr;
   std::atomic<size_t> next_{0};
+  runtime::Event counted_{0}, planned_{0}, placed_{0};
+  std::atomic<bool> bad_id_{false};
+  std::exception_ptr failure_;  // written before `planned_` is signalled
 };
 
 }  // namespace ort_hina::operators

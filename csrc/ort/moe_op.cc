@@ -141,7 +141,8 @@ OrtStatusPtr status_of(const std::string& node, const std::exception& error) {
 MoeKernel::MoeKernel(const OrtKernelInfo* raw, const Settings& settings)
     : node_(node_name(Ort::ConstKernelInfo{raw})), threads_(settings.threads) {
   const Ort::ConstKernelInfo info{raw};
-  moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), read_windows(info), runtime::choose_isa().isa);
+  moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), read_windows(info), runtime::choose_isa().isa,
+                                          settings.bf16_compute);
 }
 
 OrtStatusPtr MoeKernel::ComputeV2(OrtKernelContext* context) {

@@ -17,6 +17,7 @@ constexpr uint32_t kApiVersion = 18;
 // What the session's options say about this library (ort_hina.register sets them).
 struct Settings {
   size_t threads;
+  bool bf16_compute;
 };
 
 class MoeKernel {

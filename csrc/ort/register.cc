@@ -11,6 +11,7 @@ namespace {
 
 constexpr char kDomain[] = "ort_hina";
 constexpr char kThreadsKey[] = "ort_hina.threads";
+constexpr char kComputeKey[] = "ort_hina.compute";
 
 // What one session's options registered. ONNX Runtime keeps pointers into it as long as any session lives, and does not say
 // when the last one ends, so it is kept to the end of the process.
@@ -32,21 +33,29 @@ std::string config_entry(const OrtSessionOptions* options, const char* key) {
   return value;
 }
 
-Settings read_settings(const OrtSessionOptions* options) {
+size_t read_threads(const OrtSessionOptions* options) {
   const std::string text = config_entry(options, kThreadsKey);
-  if (text.empty()) return {runtime::usable_threads()};
+  if (text.empty()) return runtime::usable_threads();
   char* end = nullptr;
   const long threads = std::strtol(text.c_str(), &end, 10);
   if (*end || threads < 1 || threads > 65536)
     throw std::invalid_argument(std::string("session config entry ") + kThreadsKey + ": expected a number of threads, got '" +
                                 text + "'");
-  return {static_cast<size_t>(threads)};
+  return static_cast<size_t>(threads);
+}
+
+bool read_bf16_compute(const OrtSessionOptions* options) {
+  const std::string text = config_entry(options, kComputeKey);
+  if (text.empty() || text == "default") return false;
+  if (text == name_of(DataType::kBF16)) return true;
+  throw std::invalid_argument(std::string("session config entry ") + kComputeKey + ": expected default or bfloat16, got '" +
+                              text + "'");
 }
 
 void register_ops(OrtSessionOptions* options) {
   static std::mutex mutex;
   static std::list<Registration> registrations;
-  const Settings settings = read_settings(options);
+  const Settings settings = {read_threads(options), read_bf16_compute(options)};
   const std::lock_guard<std::mutex> lock(mutex);
   Registration& registration = registrations.emplace_back();
   for (auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,

@@ -1,4 +1,4 @@
-// Which tokens go to which expert: a stable counting sort of the chosen ids.
+// Which tokens go to which expert: a stable counting sort of the chosen ids, in chunks that several threads may take.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,49 +13,53 @@ struct ActiveExpert {
 };
 
 // A slot is one choice of one token: slot t*k + j is the j-th choice of token t.
-struct Routing {
+class Routing {
+ public:
   std::vector<ActiveExpert> active;  // ascending ids, those with at least one slot
   std::vector<uint32_t> order;       // sorted position -> slot; within an expert, slots ascend
   std::vector<uint32_t> position;    // slot -> sorted position
   std::vector<uint32_t> expert;      // slot -> index into `active`
+
+  // Then count() of every chunk, arrange(), place() of every chunk. Chunks are independent of each other.
+  void begin(size_t slots, size_t experts, size_t chunks);
+
+  // Returns the chunk's first slot whose id lies outside [0, experts), or slots() if there is none.
+  template <typename Id>
+  size_t count(const Id* ids, size_t chunk) {
+    uint32_t* counts = chunk_counts(chunk);
+    size_t bad = slots_;
+    for (size_t s = first_slot(chunk); s < first_slot(chunk + 1); ++s) {
+      if (ids[s] >= 0 && static_cast<uint64_t>(ids[s]) < experts_) ++counts[static_cast<size_t>(ids[s])];
+      else if (bad == slots_) bad = s;
+    }
+    return bad;
+  }
+
+  // All ids must lie in [0, experts).
+  void arrange();
+
+  template <typename Id>
+  void place(const Id* ids, size_t chunk) {
+    uint32_t* next = chunk_counts(chunk);
+    for (size_t s = first_slot(chunk); s < first_slot(chunk + 1); ++s) {
+      const size_t e = static_cast<size_t>(ids[s]);
+      const uint32_t at = next[e]++;
+      order[at] = static_cast<uint32_t>(s);
+      position[s] = at;
+      expert[s] = active_index_[e];
+    }
+  }
+
+  size_t slots() const { return slots_; }
+  size_t chunks() const { return chunks_; }
+
+ private:
+  size_t first_slot(size_t chunk) const { return slots_ * chunk / chunks_; }
+  uint32_t* chunk_counts(size_t chunk) { return counts_.data() + chunk * experts_; }
+
+  size_t slots_ = 0, experts_ = 0, chunks_ = 1;
+  std::vector<uint32_t> counts_;        // [chunks][experts]: how many, then where the next one goes
+  std::vector<uint32_t> active_index_;  // expert -> index into `active`
 };
-
-// The first slot whose id lies outside [0, experts), or `slots` if all are inside.
-template <typename Id>
-size_t first_bad_id(const Id* ids, size_t slots, size_t experts) {
-  for (size_t s = 0; s < slots; ++s)
-    if (ids[s] < 0 || static_cast<uint64_t>(ids[s]) >= experts) return s;
-  return slots;
-}
-
-// ids[0..slots) must all lie in [0, experts).
-template <typename Id>
-void route(const Id* ids, size_t slots, size_t experts, Routing* routing) {
-  std::vector<uint32_t>& expert = routing->expert;
-  std::vector<uint32_t> next(experts, 0);
-  for (size_t s = 0; s < slots; ++s) ++next[static_cast<size_t>(ids[s])];
-
-  routing->active.clear();
-  std::vector<uint32_t> active_index(experts, 0);
-  uint32_t begin = 0;
-  for (size_t e = 0; e < experts; ++e) {
-    const uint32_t count = next[e];
-    next[e] = begin;
-    if (!count) continue;
-    active_index[e] = static_cast<uint32_t>(routing->active.size());
-    routing->active.push_back({static_cast<uint32_t>(e), begin, count});
-    begin += count;
-  }
-  routing->order.resize(slots);
-  routing->position.resize(slots);
-  expert.resize(slots);
-  for (size_t s = 0; s < slots; ++s) {
-    const size_t e = static_cast<size_t>(ids[s]);
-    const uint32_t at = next[e]++;
-    routing->order[at] = static_cast<uint32_t>(s);
-    routing->position[s] = at;
-    expert[s] = active_index[e];
-  }
-}
 
 }  // namespace ort_hina::plan

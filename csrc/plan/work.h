@@ -1,5 +1,6 @@
-// From loads to a list of work items, pure arithmetic. Items are claimed in the order of the list; an item may wait for an
-// event only if every item that signals it stands before it, so a thread waits for claimed work only.
+// From loads to work items, pure arithmetic. Items are claimed in order; an item may wait for an event only if every item that
+// signals it comes before it, so a thread waits for claimed work only. No list is made: an item is worked out from its number,
+// so planning costs a few operations for each active expert, however many tokens there are.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@ struct MatmulForm {
   uint32_t n_step = 1;
   uint32_t n_most = UINT32_MAX;  // outputs whose weights an item can hold
   uint32_t k_chunk = 0;          // of a form that is cut along K
+  uint32_t row_step = 1;         // a block of rows is a multiple of this, the last one excepted
 };
 
 struct ExpertLoad {
@@ -25,7 +27,6 @@ struct ExpertLoad {
 struct Problem {
   const std::vector<ExpertLoad>* experts;
   size_t tokens;
-  size_t slots;
   size_t hidden;
   size_t intermediate;
   bool gather;  // the tokens of each expert are first copied together
@@ -33,27 +34,23 @@ struct Problem {
 };
 
 enum class Step : uint8_t {
-  kGather,        // rows [row, row+rows) of the sorted tokens
+  kGather,        // expert's rows [row, row+rows)
   kGateUp,        // expert's rows × outputs [begin, begin+count), or all outputs × inputs [begin, begin+count) (cut along K)
   kFinishHidden,  // expert's rows × hidden units [begin, begin+count) from the chunks of a gate/up that was cut along K
   kDown,          // as kGateUp
   kCombine,       // tokens [row, row+rows) × outputs [begin, begin+count)
 };
+constexpr size_t kSteps = 5;
 
 constexpr uint32_t kNoEvent = UINT32_MAX;
 
 struct WorkItem {
   Step step;
-  uint32_t expert;  // index into Problem::experts
-  uint32_t row, rows;
+  uint32_t expert;     // index into Problem::experts
+  uint32_t row, rows;  // of the expert, or (kCombine) of all tokens
   uint32_t begin, count;
   uint32_t wait_event, wait_count;  // runs once this event has been signalled so often
   uint32_t signal_event;
-};
-
-struct WorkList {
-  std::vector<WorkItem> items;
-  uint32_t events = 0;
 };
 
 // The most floats that one item of a matmul cut along N produces: they and a panel of weights share L2.
@@ -66,6 +63,41 @@ constexpr size_t kMaxItemRows = 256;
 uint32_t chunk_inputs(const MatmulForm& form, uint32_t rows, size_t k);
 uint32_t chunk_count(const MatmulForm& form, uint32_t rows, size_t k);
 
-void plan_work(const Problem& problem, WorkList* list);
+class WorkPlan {
+ public:
+  void build(const Problem& problem);
+  size_t items() const { return ends_[kSteps - 1]; }
+  uint32_t events() const { return static_cast<uint32_t>(3 * experts_ + 1); }
+  WorkItem item(size_t i) const;
+
+  // The largest item of a step of an expert, for the scratch it needs.
+  uint32_t most_rows(Step step, size_t expert) const { return grid(step, expert).row_block; }
+  uint32_t most_count(Step step, size_t expert) const { return grid(step, expert).column_block; }
+
+ private:
+  // A step of one expert: `rows` × `columns`, cut into blocks.
+  struct Grid {
+    uint32_t first;  // number of its first item, counted from the step's first
+    uint32_t rows, columns;
+    uint32_t row_block, column_block;
+    uint32_t across;  // blocks of columns
+    uint32_t items() const;
+  };
+
+  const Grid& grid(Step step, size_t expert) const { return grids_[static_cast<size_t>(step) * experts_ + expert]; }
+  void add_step(Step step);
+  Grid make(Step step, size_t expert) const;
+  Grid matmul(const ExpertLoad& load, const MatmulForm& form, size_t n, size_t k, size_t even, bool fine) const;
+  uint32_t event(Step step, size_t expert) const;
+  // What must be finished before this step of this expert.
+  void set_wait(WorkItem* item) const;
+
+  Problem p_ = {};
+  size_t experts_ = 0;
+  std::vector<Grid> grids_;  // [steps][experts]; of kCombine only the first
+  size_t ends_[kSteps] = {};
+  size_t even_[kSteps] = {};       // outputs of an even share
+  std::vector<uint8_t> fine_;      // experts whose items are smaller, since they come last
+};
 
 }  // namespace ort_hina::plan

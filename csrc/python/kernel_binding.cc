@@ -1,4 +1,5 @@
-#include <cstring>
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 
 #include "kernels/table.h"
@@ -15,6 +16,7 @@ py::list kernel_table() {
     py::dict d;
     d["name"] = kernel->name;
     d["isa"] = name_of(kernel->isa);
+    d["activations"] = name_of(kernel->activations);
     d["weights"] = name_of(kernel->weights);
     d["layout"] = name_of(kernel->layout);
     d["cut"] = kernel->cut == kernels::Cut::kN ? "n" : "k";
@@ -30,16 +32,41 @@ const kernels::MatmulKernel& kernel_by_name(const std::string& name) {
   throw std::invalid_argument("no kernel is called '" + name + "'");
 }
 
-std::string pick(const std::string& isa, const std::string& weights, const std::string& layout, size_t m, size_t n,
-                 size_t k) {
+std::string pick(const std::string& isa, const std::string& weights, const std::string& layout, size_t m, size_t n, size_t k,
+                 bool bf16_compute) {
   const Layout l = layout == name_of(Layout::kNK) ? Layout::kNK : Layout::kKN;
-  return kernels::pick(isa_by_name(isa), data_type(weights), l, m, n, k).name;
+  const Isa level = isa_by_name(isa);
+  const DataType type = data_type(weights);
+  return kernels::cheapest(kernels::candidates(level, type, l, kernels::activations_for(level, type, bf16_compute)), m, n, k).name;
+}
+
+using Aligned = std::unique_ptr<uint8_t, decltype(&std::free)>;
+
+// No larger than asked for, rounded up to cache lines, so that a memory checker sees an excess.
+Aligned aligned(size_t bytes) {
+  return Aligned(static_cast<uint8_t*>(bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr), &std::free);
+}
+
+// Rows of f32 as blocks of bf16.
+Aligned pack_blocks(const kernels::MatmulKernel& kernel, const F32& a, size_t lda) {
+  using kernels::kBlockTokens;
+  const size_t m = static_cast<size_t>(a.shape(0)), k = static_cast<size_t>(a.shape(1));
+  const bool rows_only = kernel.lanes_from > kBlockTokens;
+  Aligned blocks = aligned((rows_only ? m : (m + kBlockTokens - 1) / kBlockTokens * kBlockTokens) * lda * 2);
+  for (size_t t = 0; t < m; t += kBlockTokens) {
+    const size_t count = std::min(kBlockTokens, m - t);
+    const void* rows[kBlockTokens];
+    for (size_t i = 0; i < count; ++i) rows[i] = a.data() + (t + i) * k;
+    kernels::vector_ops(kernel.isa).pack({rows, DataType::kF32, nullptr, count, k, kernels::padded_inputs(k),
+                                          reinterpret_cast<uint16_t*>(blocks.get()) + t * lda, lda, count >= kernel.lanes_from});
+  }
+  return blocks;
 }
 
 // C[m,n] = A[m,k] · W with the weights `offset` bytes into `w`.
 F32 matmul(const std::string& name, const F32& a, const Bytes& w, size_t offset, size_t ldw, size_t n) {
   const kernels::MatmulKernel& kernel = kernel_by_name(name);
-  isa_by_name(name_of(kernel.isa));  // throws where this CPU lacks the level
+  const Isa level = isa_by_name(name_of(kernel.isa));  // throws where this CPU lacks the level
   if (a.ndim() != 2) throw std::invalid_argument("a: expected rank 2");
   const size_t m = static_cast<size_t>(a.shape(0)), k = static_cast<size_t>(a.shape(1));
   const bool nk = kernel.layout == Layout::kNK;
@@ -47,11 +74,16 @@ F32 matmul(const std::string& name, const F32& a, const Bytes& w, size_t offset,
   if (!n || !k || offset + last * size_of(kernel.weights) > static_cast<size_t>(w.size()))
     throw std::invalid_argument("w: too small");
   F32 c({m, n});
-  // No larger than the contract says, so that a memory checker sees an excess.
-  const size_t floats = kernel.scratch_floats(n);
-  std::unique_ptr<float, decltype(&std::free)> scratch(
-      static_cast<float*>(floats ? std::aligned_alloc(64, (floats * 4 + 63) / 64 * 64) : nullptr), &std::free);
-  kernel.run({a.data(), k, w.data() + offset, ldw, c.mutable_data(), n, m, n, k, scratch.get(), nullptr});
+  const Aligned scratch = aligned(kernel.scratch_bytes(m, n));
+  const bool blocks = kernel.activations == DataType::kBF16;
+  const size_t lda = blocks ? kernels::padded_inputs(k) : k;
+  const Aligned packed = blocks ? pack_blocks(kernel, a, lda) : aligned(0);
+  const void* activations = blocks ? static_cast<const void*>(packed.get()) : a.data();
+  const kernels::TileState* tiles = kernels::tile_state(level);
+  alignas(64) uint8_t configuration[64];
+  if (tiles) tiles->save(configuration);
+  kernel.run({activations, lda, w.data() + offset, ldw, c.mutable_data(), n, m, n, k, scratch.get(), nullptr, false});
+  if (tiles) tiles->restore(configuration);
   return c;
 }
 
@@ -95,7 +127,7 @@ Bytes narrow(const std::string& isa, const F32& from, const std::string& type) {
 void bind_kernels(py::module_& m) {
   m.def("kernel_table", &kernel_table, "Every matmul kernel of this build: name, isa, weights, layout, cut, n_step.");
   m.def("pick_kernel", &pick, py::arg("isa"), py::arg("weights"), py::arg("layout"), py::arg("m"), py::arg("n"),
-        py::arg("k"), "The name of the kernel that is estimated cheapest.");
+        py::arg("k"), py::arg("bf16_compute") = false, "The name of the kernel that is estimated cheapest.");
   m.def("matmul", &matmul, py::arg("kernel"), py::arg("a"), py::arg("w"), py::arg("offset"), py::arg("ldw"), py::arg("n"));
   m.def("activate", &activate, py::arg("isa"), py::arg("kind"), py::arg("gate"), py::arg("up"), py::arg("alpha") = 1.702f,
         py::arg("beta") = 1.0f, py::arg("limit") = __builtin_inff());

@@ -46,12 +46,13 @@ operators::MoeAttributes moe_attributes(const py::dict& a) {
 // A node and its windows, ready to run.
 class NativeMoe {
  public:
-  NativeMoe(const py::dict& attributes, std::vector<std::pair<Bytes, std::string>> windows, const std::string& isa)
+  NativeMoe(const py::dict& attributes, std::vector<std::pair<Bytes, std::string>> windows, const std::string& isa,
+            bool bf16_compute)
       : windows_(std::move(windows)) {
     std::vector<operators::Window> views;
     for (const auto& [bytes, type] : windows_)
       views.push_back({bytes.data(), static_cast<size_t>(bytes.size()), data_type(type)});
-    moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa));
+    moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa), bf16_compute);
   }
 
   Bytes run(const Bytes& x, const std::string& x_type, const py::array& ids, const Bytes& weights,
@@ -96,8 +97,8 @@ class NativeMoe {
 
 void bind_moe(py::module_& m) {
   py::class_<NativeMoe>(m, "Moe", "One MoE node (docs/operators.md). The windows are referenced, not copied.")
-      .def(py::init<const py::dict&, std::vector<std::pair<Bytes, std::string>>, const std::string&>(), py::arg("attributes"),
-           py::arg("windows"), py::arg("isa") = "")
+      .def(py::init<const py::dict&, std::vector<std::pair<Bytes, std::string>>, const std::string&, bool>(),
+           py::arg("attributes"), py::arg("windows"), py::arg("isa") = "", py::arg("bf16_compute") = false)
       .def("run", &NativeMoe::run, py::arg("x"), py::arg("x_type"), py::arg("ids"), py::arg("weights"),
            py::arg("weights_type"), py::arg("threads") = 1,
            "Bytes of Y. x and weights are uint8 views of their elements; ids is an int32 or int64 array [T, k].");

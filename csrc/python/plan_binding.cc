@@ -5,12 +5,15 @@
 namespace ort_hina::python {
 namespace {
 
-py::dict route(const py::array_t<int64_t, py::array::c_style>& ids, size_t experts) {
-  const size_t slots = static_cast<size_t>(ids.size());
-  const size_t bad = plan::first_bad_id(ids.data(), slots, experts);
-  if (bad < slots) throw std::invalid_argument("slot " + std::to_string(bad) + " is out of range");
+py::dict route(const py::array_t<int64_t, py::array::c_style>& ids, size_t experts, size_t chunks) {
   plan::Routing routing;
-  plan::route(ids.data(), slots, experts, &routing);
+  routing.begin(static_cast<size_t>(ids.size()), experts, chunks);
+  for (size_t c = 0; c < chunks; ++c) {
+    const size_t bad = routing.count(ids.data(), c);
+    if (bad < routing.slots()) throw std::invalid_argument("slot " + std::to_string(bad) + " is out of range");
+  }
+  routing.arrange();
+  for (size_t c = 0; c < chunks; ++c) routing.place(ids.data(), c);
   py::list active;
   for (const plan::ActiveExpert& e : routing.active) active.append(py::make_tuple(e.id, e.begin, e.count));
   py::dict d;
@@ -27,6 +30,7 @@ plan::MatmulForm form(const py::dict& d) {
   f.n_step = d["n_step"].cast<uint32_t>();
   f.k_chunk = d["k_chunk"].cast<uint32_t>();
   if (d.contains("n_most")) f.n_most = d["n_most"].cast<uint32_t>();
+  if (d.contains("row_step")) f.row_step = d["row_step"].cast<uint32_t>();
   return f;
 }
 
@@ -49,10 +53,11 @@ py::list plan_work(const std::vector<uint32_t>& rows, const py::dict& gate_up, c
     loads.push_back({slots, r, form(gate_up), form(down)});
     slots += r;
   }
-  plan::WorkList list;
-  plan::plan_work({&loads, tokens, slots, hidden, intermediate, gather, threads}, &list);
+  plan::WorkPlan work;
+  work.build({&loads, tokens, hidden, intermediate, gather, threads});
   py::list items;
-  for (const plan::WorkItem& i : list.items) {
+  for (size_t number = 0; number < work.items(); ++number) {
+    const plan::WorkItem i = work.item(number);
     py::dict d;
     d["step"] = step_name(i.step);
     d["expert"] = i.expert;
@@ -70,7 +75,7 @@ py::list plan_work(const std::vector<uint32_t>& rows, const py::dict& gate_up, c
 }  // namespace
 
 void bind_plan(py::module_& m) {
-  m.def("route", &route, py::arg("ids"), py::arg("experts"));
+  m.def("route", &route, py::arg("ids"), py::arg("experts"), py::arg("chunks") = 1);
   m.def("plan_work", &plan_work, py::arg("rows"), py::arg("gate_up"), py::arg("down"), py::arg("tokens"), py::arg("hidden"),
         py::arg("intermediate"), py::arg("gather"), py::arg("threads"));
 }

@@ -39,14 +39,17 @@ double read_bandwidth(const Bytes& buffer, size_t threads) {
   return static_cast<double>(words) * 8 / seconds;
 }
 
-double multiply_add_peak(const std::string& isa, size_t threads) {
+double multiply_add_peak(const std::string& isa, size_t threads, const std::string& type) {
   constexpr size_t kRounds = 4'000'000;
   const kernels::VectorOps& ops = kernels::vector_ops(isa_by_name(isa));
+  const bool bf16 = data_type(type) == DataType::kBF16;
+  if (bf16 && !ops.bf16_multiply_adds) throw std::invalid_argument("level " + std::string(name_of(ops.isa)) + " has no bf16 products");
+  const auto multiply_adds = bf16 ? ops.bf16_multiply_adds : ops.multiply_adds;
   std::vector<double> operations(threads);
   py::gil_scoped_release release;
   const auto start = Clock::now();
   std::vector<std::thread> workers;
-  for (size_t t = 0; t < threads; ++t) workers.emplace_back([&, t] { operations[t] = ops.multiply_adds(kRounds); });
+  for (size_t t = 0; t < threads; ++t) workers.emplace_back([&, t] { operations[t] = multiply_adds(kRounds); });
   for (std::thread& worker : workers) worker.join();
   double total = 0;
   for (double o : operations) total += o;
@@ -58,8 +61,8 @@ double multiply_add_peak(const std::string& isa, size_t threads) {
 void bind_yardsticks(py::module_& m) {
   m.def("read_bandwidth", &read_bandwidth, py::arg("buffer"), py::arg("threads"),
         "Bytes a second at which `threads` threads read `buffer` once, each a contiguous part.");
-  m.def("multiply_add_peak", &multiply_add_peak, py::arg("isa"), py::arg("threads"),
-        "f32 operations a second (a multiply-add is two) that `threads` threads reach from registers.");
+  m.def("multiply_add_peak", &multiply_add_peak, py::arg("isa"), py::arg("threads"), py::arg("type") = "float",
+        "Operations a second (a multiply-add is two) that `threads` threads reach from registers with products of this type.");
 }
 
 }  // namespace ort_hina::python

@@ -66,8 +66,8 @@ def test_thread_count_is_left_for_the_library_to_read(pool, threads, expected):
     assert library._entry(options, "ort_hina.threads") == expected
 
 
-def test_thread_count_is_there_before_the_library_is_registered(monkeypatch):
-    """The library reads it while it registers."""
+def test_settings_are_there_before_the_library_is_registered(monkeypatch):
+    """The library reads them while it registers."""
     seen = []
 
     class Recorder:
@@ -83,16 +83,37 @@ def test_thread_count_is_there_before_the_library_is_registered(monkeypatch):
             seen.append("registered")
 
     monkeypatch.setattr(library, "library_path", lambda: "/somewhere/libort_hina.so")
-    library.register(Recorder())
-    assert seen[:2] == [("ort_hina.threads", "2"), "registered"]
+    library.register(Recorder(), compute="bfloat16")
+    assert seen[:3] == [("ort_hina.threads", "2"), ("ort_hina.compute", "bfloat16"), "registered"]
 
 
 def test_another_thread_count_on_registered_options_is_refused():
     options = onnxruntime.SessionOptions()
     ort_hina.register(options, threads=2)
     ort_hina.register(options, threads=2)
-    with pytest.raises(OrtHinaError, match="registered for 2 threads.*for 3 threads register new SessionOptions"):
+    with pytest.raises(OrtHinaError, match="registered with threads=2,.*for threads=3 register new SessionOptions"):
         ort_hina.register(options, threads=3)
+
+
+@pytest.mark.parametrize(("compute", "entry"), [(None, None), ("default", "default"), ("bfloat16", "bfloat16")])
+def test_compute_is_left_for_the_library_to_read(compute, entry):
+    options = onnxruntime.SessionOptions()
+    ort_hina.register(options, compute=compute)
+    assert library._entry(options, "ort_hina.compute") == entry
+
+
+def test_another_compute_on_registered_options_is_refused():
+    options = onnxruntime.SessionOptions()
+    ort_hina.register(options)
+    ort_hina.register(options, compute=None)
+    with pytest.raises(OrtHinaError, match="registered with compute=the default,.*for compute=bfloat16 register new"):
+        ort_hina.register(options, compute="bfloat16")
+
+
+@pytest.mark.parametrize("compute", ["bf16", "float32", "", "BFLOAT16"])
+def test_an_unknown_compute_is_refused(compute):
+    with pytest.raises(ValueError, match=f'compute must be "default" or "bfloat16", got {compute!r}'):
+        ort_hina.register(onnxruntime.SessionOptions(), compute=compute)
 
 
 @pytest.mark.parametrize("threads", [0, -1])

@@ -1,4 +1,4 @@
-"""No instruction of a newer CPU outside the functions that are called only after that CPU was recognised.
+"""I02. No instruction of a newer CPU outside the functions that are called only after that CPU was recognised.
 
 A build on an AVX-512 machine must not die on an older one. What could go wrong is not only a wrong compiler flag: an inline
 function of a header that is compiled in an AVX-512 unit may be the copy that the linker keeps for everybody, and a static
@@ -27,17 +27,25 @@ FUNCTION = re.compile(r"^[0-9a-f]+ <(?P<name>.+)>:$")
 INSTRUCTION = re.compile(r"^\s+[0-9a-f]+:\s+(?P<text>\S.*)$")
 
 # How a function of csrc/kernels says which level it is for: the name of its namespace, as mangled.
-LEVELS = {"6avx512": "avx512", "4avx2": "avx2"}
+KERNELS = "ort_hina7kernels"
+LEVELS = {f"{KERNELS}{len(name)}{name}": name for name in ("avx2", "avx512", "avx512_bf16", "amx")}
 # Called on every machine to list the kernels, whatever namespace it is in.
 RUNS_EVERYWHERE = "isa_table"
 
 AVX512 = re.compile(r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])\b")
+BF16 = re.compile(r"^v(dpbf16ps|cvtne2ps2bf16|cvtneps2bf16)")
 AMX = re.compile(r"%tmm|^(ld|st)tilecfg|^tilerelease")
 # Every AVX instruction starts with a v; of the others that do, none is in compiled code (verr, verw, vmcall, ...).
 AVX = re.compile(r"^v(?!err|erw|mcall|mlaunch|mresume|mread|mwrite)|%ymm")
 BMI = re.compile(r"^(andn|bextr|bls[ir]|blsmsk|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx)[lq]?\b")
 
-FORBIDDEN = {"baseline": (AVX, BMI, AVX512, AMX), "avx2": (AVX512, AMX), "avx512": (AMX,)}
+FORBIDDEN = {
+    "baseline": (AVX, BMI, AVX512, BF16, AMX),
+    "avx2": (AVX512, BF16, AMX),
+    "avx512": (BF16, AMX),
+    "avx512_bf16": (AMX,),
+    "amx": (),
+}
 
 
 def level_of(function: str) -> str:
@@ -85,8 +93,10 @@ def test_the_levels_are_really_there():
             for mark, level in LEVELS.items():
                 if any(mark in line for line in text if FUNCTION.match(line)):
                     functions[level] = "\n".join(text)
-    assert AVX512.search(functions["avx512"])
     assert "%ymm" in functions["avx2"]
+    assert AVX512.search(functions["avx512"])
+    assert "vdpbf16ps" in functions["avx512_bf16"]
+    assert "tdpbf16ps" in functions["amx"] and "tileloadd" in functions["amx"]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +110,16 @@ def test_the_levels_are_really_there():
         ("_ZN8ort_hina7kernels4avx23runEv", "vmovups %xmm16,(%rax)", False),
         ("_ZN8ort_hina7kernels6avx5123runEv", "vmovups (%rax),%zmm0{%k1}{z}", True),
         ("_ZN8ort_hina7kernels6avx5123runEv", "tdpbf16ps %tmm0,%tmm1,%tmm2", False),
+        ("_ZN8ort_hina7kernels6avx5123runEv", "vdpbf16ps %zmm1,%zmm2,%zmm3", False),
+        ("_ZN8ort_hina7kernels6avx5123runEv", "vcvtne2ps2bf16 %zmm1,%zmm2,%zmm3", False),
+        ("_ZN8ort_hina7kernels6avx5123runEv", "vcvtneps2bf16 %zmm1,%ymm2", False),
+        ("_ZN8ort_hina7kernels11avx512_bf163runEv", "vdpbf16ps %zmm1,%zmm2,%zmm3", True),
+        ("_ZN8ort_hina7kernels11avx512_bf163runEv", "vcvtneps2bf16 %zmm1,%ymm2", True),
+        ("_ZN8ort_hina7kernels11avx512_bf163runEv", "tilezero %tmm0", False),
+        ("_ZN8ort_hina7kernels3amx3runEv", "tdpbf16ps %tmm0,%tmm1,%tmm2", True),
+        ("_ZN8ort_hina7kernels3amx3runEv", "ldtilecfg (%rdi)", True),
+        ("_ZN8ort_hina9operators7MoeCall3runEv", "tilerelease", False),
+        ("_ZN8ort_hina9operators7MoeCall3runEv", "sttilecfg (%rdi)", False),
         ("_ZN8ort_hina7kernels6avx5129isa_tableEv", "vmovq  %rdx,%xmm0", False),
         ("_GLOBAL__sub_I_kernels_avx512.cc", "vmovdqu %ymm0,(%rax)", False),
     ],

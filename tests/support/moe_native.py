@@ -8,6 +8,7 @@ from ort_hina import _native
 
 from .elements import decode
 from .guard import guarded
+from .levels import product_type
 from .moe_reference import Bounded, reference
 from .moe_tokens import MoeTokens
 from .moe_weights import MoeWeights
@@ -16,12 +17,13 @@ from .moe_weights import MoeWeights
 class NativeMoe:
     """The operator on NumPy arrays, at one instruction level (empty: as chosen)."""
 
-    def __init__(self, weights: MoeWeights, isa: str = "", *, guard: bool = False) -> None:
+    def __init__(
+        self, weights: MoeWeights, isa: str = "", *, guard: bool = False, bf16_compute: bool = False
+    ) -> None:
         """`guard`: every operand ends where a forbidden page begins."""
-        self.weights = weights
         self._protect = guarded if guard else np.asarray
         windows = [(self._protect(data), kind) for data, kind in weights.windows]
-        self._moe = _native.Moe(weights.attributes, windows, isa)
+        self._moe = _native.Moe(weights.attributes, windows, isa, bf16_compute)
 
     def run(self, tokens: MoeTokens, threads: int = 1) -> np.ndarray:
         """Y, float64 [T, H]."""
@@ -36,9 +38,21 @@ class NativeMoe:
         return decode(data, tokens.x_type).reshape(tokens.x.shape)
 
 
-def expected(weights: MoeWeights, tokens: MoeTokens) -> Bounded:
-    """Y in float64, and what the node's may differ from it."""
-    return reference(weights, tokens.x, tokens.ids, tokens.routing, tokens.x_type)
+def expected(weights: MoeWeights, tokens: MoeTokens, isa: str = "", *, bf16_compute: bool = False) -> Bounded:
+    """Y in float64 with the roundings of this level, and what the node's may differ from it."""
+    return _reference(weights, tokens, isa, bf16_compute, follow=True)
+
+
+def exact(weights: MoeWeights, tokens: MoeTokens, isa: str = "", *, bf16_compute: bool = False) -> Bounded:
+    """Y in exact arithmetic, and what this level promises not to exceed (docs/operators.md)."""
+    return _reference(weights, tokens, isa, bf16_compute, follow=False)
+
+
+def _reference(weights: MoeWeights, tokens: MoeTokens, isa: str, bf16_compute: bool, follow: bool) -> Bounded:
+    return reference(
+        weights, tokens.x, tokens.ids, tokens.routing, tokens.x_type,
+        lambda kind: product_type(isa, kind, bf16_compute), follow=follow,
+    )  # fmt: skip
 
 
 def assert_within(y: np.ndarray, exact: Bounded) -> None:

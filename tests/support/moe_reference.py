@@ -1,15 +1,17 @@
-"""The MoE operator in float64, and what a float32 evaluation may differ from it."""
+"""The MoE operator in float64, and what an evaluation in float32, or with products of bfloat16, may differ from it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .activations import STEEPEST, activate, activation_error
+from .bfloat16 import as_operand, operand_error
 from .elements import rounding
-from .float32 import UNDERFLOW, UNIT, gamma
+from .float32 import UNDERFLOW, UNIT, gamma, lost_below
 from .moe_weights import MoeWeights
 
 
@@ -25,23 +27,53 @@ class Bounded:
         return np.abs(self.value) + self.error
 
 
-def reference(weights: MoeWeights, x: np.ndarray, ids: np.ndarray, routing: np.ndarray, y_type: str) -> Bounded:
+def in_float(weights: str) -> str:
+    """For `reference`: products of float32, whatever the element type of the weights."""
+    return "float"
+
+
+def reference(
+    weights: MoeWeights,
+    x: np.ndarray,
+    ids: np.ndarray,
+    routing: np.ndarray,
+    y_type: str,
+    products: Callable[[str], str] = in_float,
+    *,
+    follow: bool = True,
+) -> Bounded:
     """Y of the node, float64 [T, H], and its error bound.
 
-    x [T, H], routing [T, k]: the float64 values of the inputs; ids [T, k]. The bound follows the computation, with
-    u = 2^-24, gamma(n) = n·u/(1 - n·u) (see `float32.gamma`; each product also loses up to 2^-150 to underflow), and E(v)
-    the error of v:
+    The bound follows the computation, with u = 2^-24, gamma(n) = n·u/(1 - n·u) (see `float32.gamma`), and E(v) the error
+    of v:
 
         E(x)    = 0; with the weight on the input: u·|p·x|
-        E(gate) = Σ E(x)·|w| + gamma(H)·Σ|x·w|; then, with a bias, + u·(|gate + bias| + E(gate))
+        E(gate) = Σ E(x')·|w'| + Σ |x'|·E(w') + gamma(H)·Σ|x'·w'|; then, with a bias, + u·(|gate + bias| + E(gate))
         E(up)     the same; of swiglu_oai, + u·(|up + beta| + E(up))
         E(act)  = 1.13·E(gate) + the evaluation's own error (the slope of each activation is under 1.129)
         E(h)    = |act|·E(up) + |up|·E(act) + E(act)·E(up) + u·|h|
-        E(down) = Σ E(h)·|w| + gamma(I)·Σ|h·w|;  with a bias as above
+        E(down) = Σ E(h')·|w'| + Σ |h'|·E(w') + gamma(I)·Σ|h'·w'|;  with a bias as above
         E(y)    = Σ_j |p_j|·E(down_j) + gamma(k)·Σ_j |p_j·down_j|, and one rounding to the type of Y
 
-    where |v| stands for the largest magnitude that the computed v can have, |v| + E(v).
+    where |v| stands for the largest magnitude that the computed v can have, |v| + E(v). What a sum loses because numbers can
+    be too small comes on top (`float32.lost_below`).
+
+    x', h' and w' are the factors as they are multiplied: as they are for products of float32; for products of bfloat16
+    rounded to its 8 bits, once (weights of that type, and X of that type without weight on the input, are so already):
+
+        E(x') = E(x) + 2^-8·|x|, and numbers below 2^-126 are 0         E(h'), E(w')  likewise
+
+    That is the bound against exact arithmetic (`follow` false). With `follow` the same roundings are done here, so that only
+    doubts about them remain: the computed v lies within v ± E(v), rounding keeps the order of numbers, so v' lies between
+    what the two ends become. The value is then that of the rounded factors, and the error nearly that of float32: a wrong
+    kernel cannot hide behind 2^-8.
+
+    Args:
+        x, routing: the float64 values of the inputs, [T, H] and [T, k]; ids: [T, k].
+        products: from the element type of a matrix to the type of its products, "float" or "bfloat16".
+        follow: see above.
     """
+    node = _Node(weights, products, follow)
     x, routing = np.asarray(x, np.float64), np.asarray(routing, np.float64)
     on_input = weights.attributes.get("weight_on") == "input"
     tokens, k = ids.shape
@@ -49,10 +81,11 @@ def reference(weights: MoeWeights, x: np.ndarray, ids: np.ndarray, routing: np.n
     for expert in np.unique(ids):
         token, choice = np.nonzero(ids == expert)
         p = routing[token, choice][:, None]
-        rows = x[token] * p if on_input else x[token]
-        down = _expert(weights, expert, rows, input_roundings=1 if on_input else 0)
+        rows = Bounded(x[token], np.zeros((token.size, x.shape[1])))
         if on_input:
-            p = np.ones_like(p)
+            scaled = x[token] * p
+            rows, p = Bounded(scaled, UNIT * np.abs(scaled) + UNDERFLOW), np.ones_like(p)
+        down = node.expert(expert, rows)
         np.add.at(total, token, p * down.value)
         np.add.at(error, token, np.abs(p) * down.error + UNDERFLOW)
         np.add.at(magnitude, token, np.abs(p) * down.most())
@@ -62,27 +95,49 @@ def reference(weights: MoeWeights, x: np.ndarray, ids: np.ndarray, routing: np.n
     return Bounded(total, error)
 
 
-def _expert(weights: MoeWeights, expert: int, x: np.ndarray, input_roundings: int) -> Bounded:
-    rows = Bounded(x, input_roundings * (UNIT * np.abs(x) + UNDERFLOW))
-    gate = _linear(weights, "gate", expert, rows)
-    act = _activation(weights.attributes, gate)
-    hidden = act
-    if "up" in weights.matrices:
-        up = _limited(weights.attributes, _linear(weights, "up", expert, rows))
-        error = np.abs(act.value) * up.error + np.abs(up.value) * act.error + act.error * up.error
-        hidden = Bounded(act.value * up.value, error + UNIT * act.most() * up.most() + UNDERFLOW)
-    return _linear(weights, "down", expert, hidden)
+@dataclass(frozen=True)
+class _Node:
+    weights: MoeWeights
+    products: Callable[[str], str]
+    follow: bool
 
+    def expert(self, expert: int, x: Bounded) -> Bounded:
+        """What the expert answers to these tokens."""
+        attributes = self.weights.attributes
+        gate = self._linear("gate", expert, x)
+        hidden = act = _activation(attributes, gate)
+        if "up" in self.weights.matrices:
+            up = _limited(attributes, self._linear("up", expert, x))
+            error = np.abs(act.value) * up.error + np.abs(up.value) * act.error + act.error * up.error
+            hidden = Bounded(act.value * up.value, error + UNIT * act.most() * up.most() + UNDERFLOW)
+        return self._linear("down", expert, hidden)
 
-def _linear(weights: MoeWeights, role: str, expert: int, x: Bounded) -> Bounded:
-    w = weights.matrices[role][expert]
-    k = w.shape[0]
-    value = x.value @ w
-    error = x.error @ np.abs(w) + gamma(k) * (x.most() @ np.abs(w)) + k * UNDERFLOW
-    if role in weights.biases:
-        value = value + weights.biases[role][expert]
-        error = error + UNIT * (np.abs(value) + error)
-    return Bounded(value, error)
+    def _linear(self, role: str, expert: int, x: Bounded) -> Bounded:
+        products = self.products(self.weights.kind(role, expert))
+        matrix = self.weights.matrices[role][expert]
+        k = matrix.shape[0]
+        w = Bounded(matrix, np.zeros((1, 1)))
+        if products == "bfloat16":
+            x, w = self._factor(x), self._factor(w)
+        value = x.value @ w.value
+        magnitudes = w.most()
+        error = (x.error + gamma(k) * x.most()) @ magnitudes + lost_below(k, products)
+        if w.error.any():
+            error += x.most() @ w.error
+        if role in self.weights.biases:
+            value = value + self.weights.biases[role][expert]
+            error = error + UNIT * (np.abs(value) + error)
+        return Bounded(value, error)
+
+    def _factor(self, v: Bounded) -> Bounded:
+        """Rounded to bfloat16 for a product."""
+        if not self.follow:
+            return Bounded(v.value, v.error + operand_error(v.most()))
+        value = as_operand(v.value)
+        if not v.error.any():
+            return Bounded(value, v.error)
+        low, high = as_operand(v.value - v.error), as_operand(v.value + v.error)
+        return Bounded(value, np.maximum(high - value, value - low))
 
 
 def _activation(attributes: dict[str, Any], gate: Bounded) -> Bounded:

@@ -100,14 +100,20 @@ def external_windows(weights: MoeWeights, folder: Path, offset: int) -> list[Ten
 
 
 def create_session(
-    model: ModelProto | Path, *, threads: int = 1, entry: str | None = None
+    model: ModelProto | Path, *, threads: int = 1, entry: str | None = None, compute: str | None = None
 ) -> onnxruntime.InferenceSession:
-    """A session with the library. `threads`: of its pool; `entry`: of the configuration entry ``ort_hina.threads``."""
+    """A session with the library.
+
+    Args:
+        threads: of its pool.
+        entry, compute: the configuration entries ``ort_hina.threads`` and ``ort_hina.compute``.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4  # expected errors stay out of the output
-    if entry is not None:
-        options.add_session_config_entry("ort_hina.threads", entry)
+    for key, value in (("ort_hina.threads", entry), ("ort_hina.compute", compute)):
+        if value is not None:
+            options.add_session_config_entry(key, value)
     options.register_custom_ops_library(ort_hina.library_path())
     source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -31,6 +31,11 @@ class MoeWeights:
     matrices: dict[str, np.ndarray]
     biases: dict[str, np.ndarray] = field(default_factory=dict)
 
+    def kind(self, role: str, expert: int) -> str:
+        """The element type of this matrix."""
+        windows = self.attributes.get(f"{role}_windows")
+        return self.windows[windows[expert] if windows else 0][1]
+
 
 @dataclass(frozen=True)
 class MoeSpec:

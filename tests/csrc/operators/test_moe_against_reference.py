@@ -60,16 +60,17 @@ def specs(draw) -> MoeSpec:
     ids_type=st.sampled_from([np.int32, np.int64]),
     repeats=st.booleans(),
     threads=st.sampled_from([1, 2, 7]),
+    bf16_compute=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_node(isa, spec, tokens, k, x_type, routing_type, ids_type, repeats, threads, seed):
+def test_any_node(isa, spec, tokens, k, x_type, routing_type, ids_type, repeats, threads, bf16_compute, seed):
     present = [e for e in range(spec.experts) if e not in spec.missing]
     k = k if repeats else min(k, len(present))
     weights = make_weights(spec, seed)
     ids = random_ids(tokens, k, present, dtype=ids_type, seed=seed, repeats=repeats)
     inputs = make_tokens(ids, spec.hidden, x_type=x_type, routing_type=routing_type, seed=seed)
-    y = NativeMoe(weights, isa, guard=True).run(inputs, threads)
-    assert_within(y, expected(weights, inputs))
+    y = NativeMoe(weights, isa, guard=True, bf16_compute=bf16_compute).run(inputs, threads)
+    assert_within(y, expected(weights, inputs, isa, bf16_compute=bf16_compute))
 
 
 @every_level
@@ -83,7 +84,7 @@ def test_every_layout_and_type_with_biases(isa, kind, gate_up, down):
     node = NativeMoe(weights, isa, guard=True)
     for tokens in (1, 3, 150):
         inputs = make_tokens(random_ids(tokens, 2, 5, seed=2), 70, seed=3)
-        assert_within(node.run(inputs, 2), expected(weights, inputs))
+        assert_within(node.run(inputs, 2), expected(weights, inputs, isa))
 
 
 @every_level
@@ -91,7 +92,11 @@ def test_every_layout_and_type_with_biases(isa, kind, gate_up, down):
     ("kind", "gated"),
     [(kind, gated) for kind in ACTIVATIONS for gated in (True, False) if gated or kind != "swiglu_oai"],
 )
-def test_every_activation(isa, kind, gated):
-    weights = make_weights(MoeSpec(4, 50, 60, gated=gated, activation=kind, scale=5.0, bias=True), seed=4)
-    inputs = make_tokens(random_ids(20, 2, 4, seed=5), 50, seed=6)
-    assert_within(NativeMoe(weights, isa).run(inputs), expected(weights, inputs))
+@pytest.mark.parametrize("weights_type", ["float", "bfloat16"])
+def test_every_activation(isa, kind, gated, weights_type):
+    """A06."""
+    spec = MoeSpec(4, 50, 60, gated=gated, activation=kind, scale=5.0, bias=True, windows=(weights_type,))
+    weights = make_weights(spec, seed=4)
+    for tokens in (3, 60):
+        inputs = make_tokens(random_ids(tokens, 2, 4, seed=5), 50, seed=6)
+        assert_within(NativeMoe(weights, isa).run(inputs), expected(weights, inputs, isa))

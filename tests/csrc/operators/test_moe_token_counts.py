@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.elements import size_of
 from support.levels import every_level
 from support.moe_native import NativeMoe, assert_within, expected
 from support.moe_tokens import make_tokens, random_ids
@@ -17,7 +18,7 @@ HIDDEN = 40
 def check(isa: str, weights: MoeWeights, ids, threads: int = 2) -> np.ndarray:
     inputs = make_tokens(np.asarray(ids, np.int64), HIDDEN, seed=9)
     y = NativeMoe(weights, isa).run(inputs, threads)
-    assert_within(y, expected(weights, inputs))
+    assert_within(y, expected(weights, inputs, isa))
     return y
 
 
@@ -26,7 +27,7 @@ def with_nan_experts(weights: MoeWeights, spared: set[int]) -> MoeWeights:
     (data, kind), = weights.windows
     blank = np.full_like(data, 0xFF)
     for role in ("gate", "up", "down"):
-        length = 4 * weights.matrices[role][0].size
+        length = size_of(kind) * weights.matrices[role][0].size
         for expert in spared:
             offset = weights.attributes[f"{role}_offsets"][expert]
             blank[offset : offset + length] = data[offset : offset + length]
@@ -35,22 +36,25 @@ def with_nan_experts(weights: MoeWeights, spared: set[int]) -> MoeWeights:
 
 @every_level
 @pytest.mark.parametrize("layout", ["nk", "kn"])
-def test_no_token(isa, layout):
-    weights = make_weights(MoeSpec(4, HIDDEN, 24, layout, layout))
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+def test_no_token(isa, layout, kind):
+    weights = make_weights(MoeSpec(4, HIDDEN, 24, layout, layout, windows=(kind,)))
     assert check(isa, weights, np.zeros((0, 2))).shape == (0, HIDDEN)
 
 
 @every_level
 @pytest.mark.parametrize("layout", ["nk", "kn"])
-def test_all_tokens_with_one_expert_and_no_other_is_read(isa, layout):
-    weights = make_weights(MoeSpec(8, HIDDEN, 24, layout, layout))
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+def test_all_tokens_with_one_expert_and_no_other_is_read(isa, layout, kind):
+    weights = make_weights(MoeSpec(8, HIDDEN, 24, layout, layout, windows=(kind,)))
     check(isa, with_nan_experts(weights, {3}), np.full((257, 1), 3))
 
 
 @every_level
 @pytest.mark.parametrize("layout", ["nk", "kn"])
-def test_one_token_among_512_experts_reads_its_own_only(isa, layout):
-    weights = make_weights(MoeSpec(512, HIDDEN, 8, layout, layout))
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+def test_one_token_among_512_experts_reads_its_own_only(isa, layout, kind):
+    weights = make_weights(MoeSpec(512, HIDDEN, 8, layout, layout, windows=(kind,)))
     check(isa, with_nan_experts(weights, {17, 300}), [[300, 17]])
 
 
@@ -64,10 +68,13 @@ def test_exactly_one_token_for_the_last_expert(isa):
 
 @every_level
 @pytest.mark.parametrize("ids", [[[3, 3]], [[3, 3], [3, 1]], [[2] * 5], [[0, 3, 0, 3]] * 20])
-def test_an_expert_chosen_twice_counts_twice(isa, ids):
-    weights = make_weights(MoeSpec(4, HIDDEN, 24))
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_an_expert_chosen_twice_counts_twice(isa, ids, kind, layout):
+    """R13."""
+    weights = make_weights(MoeSpec(4, HIDDEN, 24, layout, layout, windows=(kind,)))
     y = check(isa, weights, ids)
-    if ids == [[3, 3]]:
+    if ids == [[3, 3]] and kind == "float":
         inputs = make_tokens(np.array([[3]], np.int64), HIDDEN, seed=9)
         twice = make_tokens(np.array([[3, 3]], np.int64), HIDDEN, seed=9)
         once = expected(weights, replace(inputs, x=twice.x, routing=twice.routing.sum(1, keepdims=True)))
@@ -86,7 +93,7 @@ def test_every_number_of_experts_and_choices(isa, experts):
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_token_does_not_depend_on_its_company(isa, layout, bias):
-    """Few and many tokens go through different kernels; row 0 says the same through each."""
+    """A05. Few and many tokens go through different kernels; row 0 says the same through each, biases included."""
     spec = MoeSpec(4, 80, 56, layout, layout, bias=bias)
     weights = make_weights(spec)
     node = NativeMoe(weights, isa)

@@ -52,7 +52,7 @@ def test_gate_up_and_down_in_a_window_each(isa, layout):
     weights = with_role_windows(make_weights(MoeSpec(EXPERTS, HIDDEN, 24, layout, layout)))
     for count in (1, 60):
         inputs = tokens(count)
-        assert_within(NativeMoe(weights, isa, guard=True).run(inputs), expected(weights, inputs))
+        assert_within(NativeMoe(weights, isa, guard=True).run(inputs), expected(weights, inputs, isa))
 
 
 @every_level
@@ -63,7 +63,7 @@ def test_biases_of_another_type_than_the_weights(isa, of_weights, of_biases):
     weights = with_bias_window(weights, of_biases)
     for count in (1, 60):
         inputs = tokens(count)
-        assert_within(NativeMoe(weights, isa, guard=True).run(inputs), expected(weights, inputs))
+        assert_within(NativeMoe(weights, isa, guard=True).run(inputs), expected(weights, inputs, isa))
 
 
 @every_level
@@ -73,7 +73,7 @@ def test_experts_of_different_types(isa):
     weights = make_weights(spec)
     for count in (1, 60):
         inputs = tokens(count)
-        assert_within(NativeMoe(weights, isa).run(inputs), expected(weights, inputs))
+        assert_within(NativeMoe(weights, isa).run(inputs), expected(weights, inputs, isa))
 
 
 def test_gate_and_up_of_different_types_are_refused():
@@ -89,10 +89,10 @@ def test_a_missing_expert_is_an_error_only_where_it_is_chosen(isa):
     weights = make_weights(MoeSpec(EXPERTS, HIDDEN, 24, bias=True, missing=frozenset({0, 2})))
     node = NativeMoe(weights, isa)
     inputs = tokens(30, [1, 3])
-    assert_within(node.run(inputs), expected(weights, inputs))
+    assert_within(node.run(inputs), expected(weights, inputs, isa))
     with pytest.raises(ValueError, match=r"expert_ids\[0, 1\] is 2, but this model holds no weights of that expert"):
         node.run(make_tokens(np.array([[1, 2], [1, 3]]), HIDDEN))
-    assert_within(node.run(inputs), expected(weights, inputs))
+    assert_within(node.run(inputs), expected(weights, inputs, isa))
 
 
 @every_level
@@ -103,5 +103,5 @@ def test_the_weight_is_on_the_input_or_on_the_output(isa):
     for where in ("input", "output"):
         weights = make_weights(MoeSpec(EXPERTS, HIDDEN, 24, extra={"weight_on": where}))
         results.append(NativeMoe(weights, isa).run(inputs))
-        assert_within(results[-1], expected(weights, inputs))
+        assert_within(results[-1], expected(weights, inputs, isa))
     assert np.abs(results[0] - results[1]).max() > 0.01

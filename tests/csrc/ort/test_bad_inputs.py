@@ -54,6 +54,26 @@ def test_names_the_node_and_the_input(session, x, ids, routing, message):
     assert f"ort_hina MoE node '{NODE_NAME}': {message}" in str(error.value)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_in_calls_that_several_threads_sort(threads):
+    """2400 choices: the words are those of a small call, and the session answers the next one."""
+    session = create_session(moe_model(WEIGHTS, rank=None), threads=threads)
+    good = random_ids(1200, 2, [0, 1, 3])
+    x, routing = np.ones((1200, HIDDEN), np.float32), np.ones((1200, 2), np.float32)
+    for token, value, message in [
+        (700, 4, "is 4, expected an id in [0, 4)"),
+        (1199, -1, "is -1, expected an id in [0, 4)"),
+        (0, 2, "is 2, but this model holds no weights of that expert"),
+    ]:
+        ids = good.copy()
+        ids[token, 1] = value
+        with pytest.raises(InvalidArgument) as error:
+            session.run(None, {"X": x, "ids": ids, "routing": routing})
+        assert f"ort_hina MoE node '{NODE_NAME}': expert_ids[{token}, 1] {message}" in str(error.value)
+    inputs = make_tokens(good, HIDDEN)
+    assert_within(run_session(session, inputs), expected(WEIGHTS, inputs))
+
+
 def test_int32_ids_out_of_range():
     session = create_session(moe_model(WEIGHTS, rank=None, ids_type=TensorProto.INT32))
     with pytest.raises(InvalidArgument, match=r"expert_ids\[3, 1\] is -2147483648, expected an id in \[0, 4\)"):

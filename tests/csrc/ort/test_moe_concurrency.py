@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.levels import every_level
+from support.levels import EMULATED_AMX, every_level
 from support.moe_session import create_session, model_for, run_session
 from support.moe_tokens import make_tokens, random_ids
 from support.moe_weights import MoeSpec, make_weights
@@ -37,19 +37,26 @@ def test_eight_callers_of_one_session(layout, threads):
             done.result()
 
 
+def repeats(isa: str, threads: int, tokens: int) -> int:
+    if isa == "amx" and EMULATED_AMX:
+        return 2
+    return 3 if tokens > 100 else 20 if threads == 7 else 5
+
+
 @every_level
 @pytest.mark.parametrize("layout", ["nk", "kn"])
-def test_equal_bits_with_any_number_of_threads(isa, layout, monkeypatch):
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+def test_equal_bits_with_any_number_of_threads(isa, layout, kind, monkeypatch):
     """Run after run, with other threads of the pool and other numbers for which the operator plans."""
     monkeypatch.setenv("ORT_HINA_ISA", isa)
-    weights = make_weights(MoeSpec(EXPERTS, HIDDEN, 72, layout, layout, bias=True))
-    calls = [make_tokens(random_ids(count, 3, EXPERTS), HIDDEN) for count in (1, 10, 100)]
+    weights = make_weights(MoeSpec(EXPERTS, HIDDEN, 72, layout, layout, windows=(kind,), bias=True))
+    calls = [make_tokens(random_ids(count, 3, EXPERTS), HIDDEN) for count in (1, 10, 100, 700)]
     model = model_for(weights, calls[0])
     first = [run_session(create_session(model), inputs) for inputs in calls]
     for threads, entry in [(1, None), (2, "2"), (7, None), (16, "16"), (2, "7"), (1, "16")]:
         session = create_session(model, threads=threads, entry=entry)
         for inputs, bits in zip(calls, first):
-            for _ in range(20 if threads == 7 else 5):
+            for _ in range(repeats(isa, threads, len(inputs.ids))):
                 np.testing.assert_array_equal(run_session(session, inputs), bits)
 
 

@@ -57,14 +57,15 @@ def test_any_node(
 
 @every_level
 @pytest.mark.parametrize("layout", SINGLE)
-def test_every_level_can_be_forced(isa, layout, monkeypatch):
-    """The variable is read when a session is created."""
-    weights = make_weights(MoeSpec(4, 60, 50, layout, layout, windows=("float16",)))
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_every_level_can_be_forced(isa, layout, kind, monkeypatch):
+    """I02. The variable is read when a session is created."""
+    weights = make_weights(MoeSpec(4, 60, 50, layout, layout, windows=(kind,)))
     inputs = make_tokens(random_ids(20, 2, 4), 60)
     monkeypatch.setenv("ORT_HINA_ISA", isa)
     session = create_session(model_for(weights, inputs), threads=2)
     monkeypatch.setenv("ORT_HINA_ISA", "nonsense")
-    assert_within(run_session(session, inputs), expected(weights, inputs))
+    assert_within(run_session(session, inputs), expected(weights, inputs, isa))
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4096, 70_001])

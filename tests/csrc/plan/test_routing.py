@@ -1,4 +1,4 @@
-"""Routing is a stable counting sort of the chosen ids."""
+"""Routing is a stable counting sort of the chosen ids, in however many chunks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,18 @@ def reference(ids: np.ndarray, experts: int) -> dict:
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.data(), experts=st.integers(1, 40))
-def test_is_a_stable_sort(data, experts):
+@given(data=st.data(), experts=st.integers(1, 40), chunks=st.integers(1, 70))
+def test_is_a_stable_sort(data, experts, chunks):
+    """Chunks without a slot included."""
     ids = np.array(data.draw(st.lists(st.integers(0, experts - 1), max_size=60)), np.int64)
-    assert _native.route(ids, experts) == reference(ids, experts)
+    assert _native.route(ids, experts, chunks) == reference(ids, experts)
+
+
+@pytest.mark.parametrize("slots", [2048, 16384, 16385, 40_001])
+@pytest.mark.parametrize("chunks", [1, 2, 7, 16])
+def test_chunks_of_a_large_call_change_nothing(slots, chunks):
+    ids = np.random.default_rng(slots).zipf(1.3, slots) % 128
+    assert _native.route(ids, 128, chunks) == reference(ids, 128)
 
 
 def test_one_expert_twice_for_one_token_keeps_both_slots():
@@ -48,6 +56,7 @@ def test_every_number_of_experts(experts):
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 2**32, 2**62, -(2**63)])
-def test_names_the_first_slot_out_of_range(bad):
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_names_the_first_slot_out_of_range(bad, chunks):
     with pytest.raises(ValueError, match="slot 2 is out of range"):
-        _native.route(np.array([[0, 3], [bad, bad]], np.int64), 4)
+        _native.route(np.array([[0, 3], [bad, bad]], np.int64), 4, chunks)

@@ -1,7 +1,8 @@
-"""The work list does everything once, and waits only for what stands before it."""
+"""The work list does everything once, waits only for what stands before it, and is as even as it is short."""
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -36,16 +37,22 @@ class Problem:
             threads or self.threads,
         )  # fmt: skip
 
-    def begins(self) -> np.ndarray:
-        """The first sorted slot of each expert."""
-        return np.cumsum(self.rows) - self.rows
 
-
+row_steps = st.sampled_from([1, 16])
 forms = st.one_of(
-    st.builds(lambda chunk: {"cut_k": True, "n_step": 1, "k_chunk": chunk}, st.sampled_from([8, 64, 128])),
-    st.builds(lambda step: {"cut_k": False, "n_step": step, "k_chunk": 0}, st.sampled_from([1, 4, 8, 32])),
-    st.builds(lambda step: {"cut_k": False, "n_step": step, "k_chunk": 0, "n_most": 256}, st.sampled_from([8, 16, 32])),
-)
+    st.builds(
+        lambda chunk, rows: {"cut_k": True, "n_step": 1, "k_chunk": chunk, "row_step": rows},
+        st.sampled_from([8, 64, 128]), row_steps,
+    ),
+    st.builds(
+        lambda step, rows: {"cut_k": False, "n_step": step, "k_chunk": 0, "row_step": rows},
+        st.sampled_from([1, 4, 12, 32]), row_steps,
+    ),
+    st.builds(
+        lambda step, rows: {"cut_k": False, "n_step": step, "k_chunk": 0, "n_most": 256, "row_step": rows},
+        st.sampled_from([8, 16, 32]), row_steps,
+    ),
+)  # fmt: skip
 problems = st.builds(
     Problem,
     rows=st.lists(st.one_of(st.integers(1, 9), st.integers(1, 700)), min_size=1, max_size=8).map(tuple),
@@ -60,13 +67,13 @@ problems = st.builds(
 every_problem = settings(max_examples=80, deadline=None)
 
 
-def covered_once(items: list[dict], row: int, rows: int, columns: int) -> bool:
-    """Do the items' rectangles fill rows [row, row+rows) × [0, columns), each place once?"""
+def covered_once(items: list[dict], rows: int, columns: int) -> bool:
+    """Do the items' rectangles fill [0, rows) × [0, columns), each place once?"""
     seen = np.zeros((rows, columns), np.uint8)
     for item in items:
-        if item["row"] < row or item["row"] + item["rows"] > row + rows or item["begin"] + item["count"] > columns:
+        if item["row"] + item["rows"] > rows or item["begin"] + item["count"] > columns:
             return False
-        seen[item["row"] - row :][: item["rows"], item["begin"] :][:, : item["count"]] += 1
+        seen[item["row"] :][: item["rows"], item["begin"] :][:, : item["count"]] += 1
     return bool((seen == 1).all())
 
 
@@ -80,19 +87,19 @@ def by_step(items: list[dict]) -> dict[tuple[str, int], list[dict]]:
 @every_problem
 @given(problem=problems)
 def test_everything_is_done_once(problem):
+    """Rows count from the expert's first slot; those of the weighted sum are tokens."""
     groups = by_step(problem.items())
-    slots = sum(problem.rows)
-    for expert, (row, rows) in enumerate(zip(problem.begins(), problem.rows)):
+    for expert, rows in enumerate(problem.rows):
         # A matmul that is cut along K covers its inputs, one that is cut along N its outputs.
         gate_up = problem.hidden if problem.gate_up["cut_k"] else problem.intermediate
         down = problem.intermediate if problem.down["cut_k"] else problem.hidden
-        assert covered_once(groups.pop(("gate_up", expert)), row, rows, gate_up)
-        assert covered_once(groups.pop(("down", expert)), row, rows, down)
+        assert covered_once(groups.pop(("gate_up", expert)), rows, gate_up)
+        assert covered_once(groups.pop(("down", expert)), rows, down)
         if problem.gate_up["cut_k"]:
-            assert covered_once(groups.pop(("finish_hidden", expert)), row, rows, problem.intermediate)
-    assert covered_once(groups.pop(("combine", 0)), 0, problem.tokens, problem.hidden)
-    if problem.gather:
-        assert covered_once(groups.pop(("gather", 0)), 0, slots, problem.hidden)
+            assert covered_once(groups.pop(("finish_hidden", expert)), rows, problem.intermediate)
+        if problem.gather:
+            assert covered_once(groups.pop(("gather", expert)), rows, problem.hidden)
+    assert covered_once(groups.pop(("combine", 0)), problem.tokens, problem.hidden)
     assert not groups
 
 
@@ -105,6 +112,10 @@ def test_waits_only_for_all_of_what_it_needs(problem):
     for place, item in enumerate(items):
         if item["signal"] is not None:
             signallers[item["signal"]].append(place)
+    places = defaultdict(list)
+    for place, item in enumerate(items):
+        places[item["step"], item["expert"]].append(place)
+        places[item["step"]].append(place)
     finished = "finish_hidden" if problem.gate_up["cut_k"] else "gate_up"
     needs = {"gather": None, "gate_up": "gather" if problem.gather else None, "finish_hidden": "gate_up",
              "down": finished, "combine": "down"}  # fmt: skip
@@ -114,12 +125,7 @@ def test_waits_only_for_all_of_what_it_needs(problem):
             assert item["wait"] is None
             continue
         event, count = item["wait"]
-        of_one_expert = item["step"] in ("finish_hidden", "down")
-        needed = [
-            at
-            for at, other in enumerate(items)
-            if other["step"] == step and (not of_one_expert or other["expert"] == item["expert"])
-        ]
+        needed = places[step] if item["step"] == "combine" else places[step, item["expert"]]
         assert signallers[event] == needed
         assert count == len(needed)
         assert needed[-1] < place
@@ -135,8 +141,18 @@ def test_items_keep_to_their_limits(problem):
         if form["cut_k"]:
             continue
         assert item["rows"] <= MOST_ITEM_ROWS
+        assert item["row"] % form["row_step"] == 0
         assert item["begin"] % form["n_step"] == 0
         assert item["count"] <= max(form["n_step"], min(form.get("n_most", 2**32), MOST_ITEM_OUTPUTS // item["rows"]))
+
+
+@every_problem
+@given(problem=problems)
+def test_gathered_rows_come_in_whole_blocks(problem):
+    """Of bf16: 16 tokens lie together in lanes, and one thread writes all of them."""
+    for item in problem.items():
+        if item["step"] == "gather":
+            assert item["row"] % problem.gate_up["row_step"] == 0
 
 
 @every_problem
@@ -163,7 +179,7 @@ def test_no_sum_depends_on_the_number_of_threads(problem):
     chunk=st.sampled_from([8, 64, 128]),
 )
 def test_chunks_are_few_and_whole_blocks(rows, inputs, chunk):
-    form = {"cut_k": True, "n_step": 1, "k_chunk": chunk}
+    form = {"cut_k": True, "n_step": 1, "k_chunk": chunk, "row_step": 1}
     problem = Problem((rows,), form, form, rows, inputs, 16, False, 4)
     chunks = [item for item in problem.items() if item["step"] == "gate_up"]
     assert len(chunks) <= MOST_CHUNKS
@@ -174,8 +190,85 @@ def test_chunks_are_few_and_whole_blocks(rows, inputs, chunk):
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_work_is_divided_among_threads(threads):
     """One token, one large expert: each step has several items for each thread, or one thread would do it alone."""
-    form = {"cut_k": False, "n_step": 4, "k_chunk": 0}
+    form = {"cut_k": False, "n_step": 4, "k_chunk": 0, "row_step": 1}
     problem = Problem((1,), form, form, 1, 4096, 4096, False, threads)
     steps = by_step(problem.items())
     assert len(steps["gate_up", 0]) >= 8 * threads
     assert len(steps["down", 0]) >= 8 * threads
+
+
+# Hidden and intermediate size, experts, choices.
+QWEN3_30B, MIXTRAL_8X7B, DEEPSEEK_V3 = (2048, 768, 128, 8), (4096, 14336, 8, 2), (7168, 2048, 256, 8)
+LANES = {"cut_k": False, "n_step": 12, "k_chunk": 0, "row_step": 16}
+TILES = {"cut_k": False, "n_step": 32, "k_chunk": 0, "row_step": 16}
+PANELS = {"cut_k": False, "n_step": 32, "k_chunk": 0, "row_step": 16, "n_most": 512}
+STREAM = {"cut_k": True, "n_step": 1, "k_chunk": 128, "row_step": 16}
+
+
+def routed(shape: tuple[int, int, int, int], tokens: int, form: dict, threads: int) -> Problem:
+    """A problem as random routing makes it."""
+    hidden, intermediate, experts, k = shape
+    order = np.argsort(np.random.default_rng(0).random((tokens, experts)), axis=1)
+    rows = np.bincount(order[:, :k].reshape(-1))
+    rows = tuple(int(count) for count in rows[rows > 0])
+    return Problem(rows, form, form, tokens, hidden, intermediate, tokens > 1, threads)
+
+
+def multiply_adds(problem: Problem, item: dict) -> int:
+    """Of gate and up together, or of down; 0 for other steps."""
+    if item["step"] not in ("gate_up", "down"):
+        return 0
+    gate_up = item["step"] == "gate_up"
+    form = problem.gate_up if gate_up else problem.down
+    inputs_or_outputs = problem.hidden if gate_up != form["cut_k"] else problem.intermediate
+    return item["rows"] * item["count"] * inputs_or_outputs * (2 if gate_up else 1)
+
+
+def loads(problem: Problem) -> list[int]:
+    """Each thread's work if whoever is free takes the next item."""
+    threads = [0] * problem.threads
+    for item in problem.items():
+        heapq.heapreplace(threads, threads[0] + multiply_adds(problem, item))
+    return threads
+
+
+@pytest.mark.parametrize("shape", [QWEN3_30B, MIXTRAL_8X7B, DEEPSEEK_V3], ids=["qwen3_30b", "mixtral_8x7b", "deepseek_v3"])
+@pytest.mark.parametrize("form", [LANES, TILES, PANELS], ids=["lanes", "tiles", "panels"])
+@pytest.mark.parametrize("tokens", [1, 4, 16, 128, 512, 2048])
+class TestRealSizes:
+    @pytest.mark.parametrize("threads", [2, 16, 32, 64])
+    def test_threads_get_equal_shares(self, shape, form, tokens, threads):
+        work = loads(routed(shape, tokens, form, threads))
+        assert max(work) - min(work) <= max(work) / 16
+
+    @pytest.mark.parametrize("threads", [2, 64])
+    def test_items_are_not_too_many(self, shape, form, tokens, threads):
+        """What the threads need (32 for each in each of two steps, four times as many in the last eighth), what the limits
+        of an item ask for, and one for what is left over in each block of rows."""
+        problem = routed(shape, tokens, form, threads)
+        items = [item for item in problem.items() if item["step"] in ("gate_up", "down")]
+        blocks = sum(-(-rows // MOST_ITEM_ROWS) for rows in problem.rows)
+        outputs = problem.intermediate + problem.hidden
+        for_threads = 32 * threads * (1 + 7 / 8 + 4 / 8)
+        for_limits = sum(problem.rows) * outputs / MOST_ITEM_OUTPUTS + blocks * outputs / form.get("n_most", 2**32)
+        assert len(items) <= 1.5 * (for_threads + for_limits) + 4 * blocks
+        gathers = [item for item in problem.items() if item["step"] == "gather"]
+        assert len(gathers) <= sum(problem.rows) * problem.hidden / 4096 + len(problem.rows)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+def test_streams_of_weight_rows_get_equal_shares_on_two_threads(tokens):
+    work = loads(routed(QWEN3_30B, tokens, STREAM, 2))
+    assert max(work) - min(work) <= max(work) / 16
+
+
+@pytest.mark.parametrize("form", [LANES, TILES])
+def test_the_last_items_are_finer(form):
+    """So that threads finish together: whoever claims the last one works no longer than a quarter of an item on."""
+    problem = Problem((16,) * 64, form, form, 128, 2048, 1024, True, 4)
+    down = [item for item in problem.items() if item["step"] == "down"]
+    sizes = [multiply_adds(problem, item) for item in down]
+    last_eighth = [size for size, item in zip(sizes, down) if item["expert"] >= 56]
+    step = form["n_step"] * 16 * problem.intermediate
+    assert max(last_eighth) <= max(sizes) / 4 + step
+    assert min(size for size, item in zip(sizes, down) if item["expert"] < 56) > max(last_eighth)
