@@ -176,20 +176,27 @@ void fill_pairs(const uint8_t* w, size_t row_bytes, size_t inputs, size_t n, uin
     store_pairs(interleave<T>(w + k * row_bytes, row_bytes, k + 1 < inputs, n), packed + k * kHalfPanelN);
 }
 
+// Pairs of a tile's tokens: of the first eight from `a` on, of the others from `rest` on, which may be in the next block.
+struct TileTokens {
+  const uint16_t* a;
+  const uint16_t* rest;
+};
+
 template <int Tokens, class Strip>
-inline void half_step(const uint16_t* a, const Strip& strip, size_t pair, Simd::F (&acc)[Tokens][2]) {
+inline void half_step(const TileTokens& tokens, const Strip& strip, size_t pair, Simd::F (&acc)[Tokens][2]) {
+  constexpr int kFirst = kHalfTokens;
   const PairOfRows w = strip.pairs(pair);
   for (int t = 0; t < Tokens; ++t) {
-    const Half x = broadcast_pair(a + pair * 32 + 2 * t);
+    const Half x = broadcast_pair((t < kFirst ? tokens.a + 2 * t : tokens.rest + 2 * (t - kFirst)) + pair * 32);
     acc[t][0] = multiply_pairs(x, w.low, acc[t][0]);
     acc[t][1] = multiply_pairs(x, w.high, acc[t][1]);
   }
 }
 
-// `Tokens` tokens of one block (a: the first one's first pair) and one strip of `pairs` input pairs.
+// `Tokens` tokens and one strip of `pairs` input pairs.
 template <int Tokens, class Strip>
-__attribute__((noinline)) void half_tile(const uint16_t* a, const Strip& strip, size_t pairs, float* c, size_t ldc, size_t n, bool add,
-                      PanelFetch& next_panel) {
+__attribute__((noinline)) void half_tile(const TileTokens& a, const Strip& strip, size_t pairs, float* c, size_t ldc,
+                                         size_t n, bool add, PanelFetch& next_panel) {
   constexpr size_t kStep = PanelFetch::kSparse;
   Simd::F acc[Tokens][2];
   for (int t = 0; t < Tokens; ++t) acc[t][0] = acc[t][1] = Simd::zero();
@@ -209,7 +216,7 @@ __attribute__((noinline)) void half_tile(const uint16_t* a, const Strip& strip, 
 }
 
 template <size_t Most, class Strip>
-inline void half_tokens(size_t tokens, const uint16_t* a, const Strip& strip, size_t pairs, float* c, size_t ldc, size_t n,
+inline void half_tokens(size_t tokens, const TileTokens& a, const Strip& strip, size_t pairs, float* c, size_t ldc, size_t n,
                         bool add, PanelFetch& next) {
   if constexpr (Most > 0) {
     if (tokens == Most) half_tile<Most, Strip>(a, strip, pairs, c, ldc, n, add, next);
@@ -217,10 +224,13 @@ inline void half_tokens(size_t tokens, const uint16_t* a, const Strip& strip, si
   }
 }
 
-// How many tokens the tile takes that begins at token t: it stays inside its block.
-inline size_t tile_tokens(size_t m, size_t t) {
-  const size_t left = m - t, block = kBlockTokens - t % kBlockTokens, most = left < block ? left : block;
-  return most <= kHalfMostTokens ? most : kHalfTokens;
+// How many tokens the tile takes that begins at token t, a multiple of eight: a few that are left over join the last tile.
+inline size_t tile_tokens(size_t m, size_t t) { return m - t <= kHalfMostTokens ? m - t : kHalfTokens; }
+
+// Tokens from t on, of inputs that begin at `a` in the first block.
+inline TileTokens tile_at(const MatmulArgs& p, const uint16_t* a, size_t t) {
+  const auto place = [&](size_t token) { return a + token / kBlockTokens * kBlockTokens * p.lda + token % kBlockTokens * 2; };
+  return {place(t), place(t + kHalfTokens)};
 }
 
 // Inputs of a panel. With few tokens memory is the limit, and a flat panel lets whole rows be fetched; with many, the sums should
@@ -249,7 +259,7 @@ void matmul_half_panel(const MatmulArgs& p) {
       const size_t n = p.n - j < kHalfPanelN ? p.n - j : kHalfPanelN;
       const uint8_t* corner = static_cast<const uint8_t*>(p.w) + k * row_bytes + j * size_of(T);
       const auto first_tile = [&](const auto& strip) {
-        half_tokens<kHalfMostTokens>(head, a, strip, pairs, p.c + j, p.ldc, n, add, next);
+        half_tokens<kHalfMostTokens>(head, tile_at(p, a, 0), strip, pairs, p.c + j, p.ldc, n, add, next);
       };
       if (n < kHalfPanelN || inputs % 2) {
         fill_pairs<T>(corner, row_bytes, inputs, n, packed);
@@ -261,8 +271,7 @@ void matmul_half_panel(const MatmulArgs& p) {
       }
       for (size_t t = head, count; t < p.m; t += count) {
         count = tile_tokens(p.m, t);
-        const uint16_t* tokens = a + t / kBlockTokens * kBlockTokens * p.lda + t % kBlockTokens * 2;
-        half_tokens<kHalfMostTokens>(count, tokens, PackedPairs{packed}, pairs, p.c + t * p.ldc + j, p.ldc, n, add, next);
+        half_tokens<kHalfMostTokens>(count, tile_at(p, a, t), PackedPairs{packed}, pairs, p.c + t * p.ldc + j, p.ldc, n, add, next);
       }
     }
   }

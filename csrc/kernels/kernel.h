@@ -9,7 +9,7 @@ namespace ort_hina::kernels {
 // `padded_inputs(k)` inputs. Block b begins at element 16·b·lda, 64-byte aligned. A block of at least `lanes_from` tokens
 // lies in lanes: input pair by input pair, 16 tokens beside each other, so that one vector (or a row of an AMX tile) holds the
 // pair of all of them: input i of token t at [(i/2)·32 + 2·t + i%2], absent tokens 0. A smaller block lies in rows:
-// [t·lda + i].
+// [t·lda + i]. lda is a multiple of kBlockInputs.
 constexpr size_t kBlockTokens = 16;
 constexpr size_t kBlockInputs = 32;
 constexpr size_t padded_inputs(size_t k) { return (k + kBlockInputs - 1) / kBlockInputs * kBlockInputs; }

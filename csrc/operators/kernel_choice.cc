@@ -22,7 +22,7 @@ void KernelChoice::log(const std::vector<const kernels::MatmulKernel*>& rows, si
   static std::mutex mutex;
   static std::set<std::tuple<const kernels::MatmulKernel*, size_t, size_t, size_t>> told;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (!told.emplace(rows.front(), m, n, k).second) return;
+  if (!told.emplace(rows.back(), m, n, k).second) return;
   const kernels::MatmulKernel& chosen = kernels::cheapest(rows, m, n, k);
   for (const kernels::MatmulKernel* row : rows)
     std::fprintf(stderr, "ort_hina: kernels: m=%zu n=%zu k=%zu: %c %s, %.0f cycles\n", m, n, k, row == &chosen ? '*' : ' ',

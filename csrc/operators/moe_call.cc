@@ -16,6 +16,8 @@ using plan::WorkItem;
 
 // Columns of the weighted sum whose biases are widened at once.
 constexpr size_t kBiasColumns = 512;
+// The part of a [K,N] weight row that an item reads at least.
+constexpr size_t kRunBytes = 1024;
 // Slots that one thread sorts in the time that it takes to wake another.
 constexpr size_t kChunkSlots = 1024;
 constexpr size_t kMaxRoutingChunks = 16;
@@ -37,6 +39,7 @@ plan::MatmulForm form_of(const MatmulKernel& kernel) {
   form.k_chunk = kernel.k_chunk;
   form.row_step = kernel.activations == DataType::kBF16 ? kBlockTokens : 1;
   form.n_most = kernel.n_most;
+  if (kernel.layout == Layout::kKN) form.n_least = static_cast<uint32_t>(kRunBytes / size_of(kernel.weights));
   return form;
 }
 
@@ -473,11 +476,14 @@ void MoeCall::gate_up_chunk(const WorkItem& item, uint8_t* scratch) const {
   args.ldc = width;
   args.m = item.rows, args.n = expert.interleaved ? width : config_.intermediate, args.k = item.count;
   args.scratch = scratch;
+  const bool two = config_.gated && !expert.interleaved;
   args.w = weights_at(expert.gate, 0, item.begin);
   args.ldw = expert.gate.ld;
+  args.next_w = two ? weights_at(expert.up, 0, item.begin) : nullptr;
   call.gate_up->run(args);
-  if (config_.gated && !expert.interleaved) {
-    args.w = weights_at(expert.up, 0, item.begin);
+  if (two) {
+    args.w = args.next_w;
+    args.next_w = nullptr;
     args.ldw = expert.up.ld;
     args.c = parts + config_.intermediate;
     call.gate_up->run(args);

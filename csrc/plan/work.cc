@@ -100,9 +100,10 @@ WorkPlan::Grid WorkPlan::matmul(const ExpertLoad& load, const MatmulForm& form, 
   }
   const size_t rows = std::min<size_t>(load.rows, round_up(ceil_div(load.rows, ceil_div(load.rows, kMaxItemRows)), form.row_step));
   const size_t most = std::min<size_t>(form.n_most, kMaxItemOutputs / rows);
-  const size_t share = fine ? ceil_div(even, kFineness) : even;
+  const size_t share = std::max<size_t>(even, form.n_least) / (fine ? kFineness : 1);
   const size_t steps = std::max<size_t>(1, std::min(ceil_div(share, form.n_step), most / form.n_step));
-  const size_t block = std::min(steps * form.n_step, n);
+  // Equal blocks rather than a small last one.
+  const size_t block = std::min(round_up(ceil_div(n, ceil_div(n, steps * form.n_step)), form.n_step), n);
   return {0, load.rows, u32(n), u32(rows), u32(block), u32(ceil_div(n, block))};
 }
 

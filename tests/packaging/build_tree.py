@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def newest_build_tree() -> Path:
     """The folder that was configured last; skips the test where nothing was built in this source tree."""
-    trees = [cache.parent for cache in (ROOT / "build").rglob("CMakeCache.txt")]
+    trees = [cache.parent for kind in ("editable", "wheel") for cache in (ROOT / "build" / kind).rglob("CMakeCache.txt")]
     if not trees:
         pytest.skip("nothing was built in this source tree (make build)")
     return max(trees, key=lambda tree: (tree / "CMakeCache.txt").stat().st_mtime)
