@@ -135,9 +135,9 @@ void matmul_half_stream(const MatmulArgs& p) {
 // A strip of 16 KB and the pairs of 8 tokens, 8 KB, share L1.
 constexpr size_t kHalfPanelK = 256;
 constexpr size_t kHalfPanelN = 32;
-// Outputs whose panel is fetched ahead into L2: long runs of each weight row.
-constexpr uint32_t kHalfPanelOutputs = 1024;
-// Rows of the first panel that are fetched before anything is computed: enough to keep the memory busy at once.
+// Outputs of a panel. Narrow ones, 128 KB that is multiplied and 128 KB that is fetched meanwhile, leave L2 to the tokens.
+constexpr size_t kHalfPanelOutputs = 256;
+// Rows of the first panel that are fetched before anything is multiplied: enough to keep the memory busy at once.
 constexpr size_t kHalfFirstRows = 16;
 // 8 × 2 sums are twice what hides an addition's latency; up to 12 tokens need no second tile.
 constexpr size_t kHalfTokens = 8, kHalfMostTokens = 12;
@@ -233,46 +233,68 @@ inline TileTokens tile_at(const MatmulArgs& p, const uint16_t* a, size_t t) {
   return {place(t), place(t + kHalfTokens)};
 }
 
-// Inputs of a panel. With few tokens memory is the limit, and a flat panel lets whole rows be fetched; with many, the sums should
-// be stored seldom. What is in a sum depends on the matrix and the number of tokens only, not on how a caller cuts N.
-inline size_t half_panel_inputs(const MatmulArgs& p) {
-  constexpr size_t kFewTokens = 32, kElements = 131072, kLeast = 32;
-  if (p.m > kFewTokens) return kHalfPanelK;
-  const size_t inputs = kElements / p.ldw / kLeast * kLeast;
-  return inputs < kLeast ? kLeast : inputs > kHalfPanelK ? kHalfPanelK : inputs;
+// A panel's place in the matrix.
+struct PanelPlace {
+  size_t k, j;
+};
+
+// The panel after this one: down the inputs first, then across the outputs; k = p.k after the last.
+inline PanelPlace panel_after(const MatmulArgs& p, PanelPlace at) {
+  at.k += kHalfPanelK;
+  if (at.k >= p.k && at.j + kHalfPanelOutputs < p.n) at = {0, at.j + kHalfPanelOutputs};
+  return at;
+}
+
+inline size_t at_most(size_t left, size_t most) { return left < most ? left : most; }
+
+// Its weights; after the last panel the first one of the matrix that comes next.
+template <DataType T>
+inline FetchAhead fetch_panel(const MatmulArgs& p, const PanelPlace& at, size_t rows) {
+  const size_t row_bytes = p.ldw * size_of(T);
+  if (at.k >= p.k)
+    return {p.next_w, at_most(p.k, rows), at_most(p.n, kHalfPanelOutputs) * size_of(T), row_bytes};
+  const uint8_t* first = static_cast<const uint8_t*>(p.w) + at.k * row_bytes + at.j * size_of(T);
+  return {first, at_most(p.k - at.k, rows), at_most(p.n - at.j, kHalfPanelOutputs) * size_of(T), row_bytes};
+}
+
+// All tokens times one strip: outputs from j on, inputs from k on.
+template <DataType T>
+inline void half_strip(const MatmulArgs& p, size_t k, size_t j, PanelFetch& next) {
+  const size_t row_bytes = p.ldw * size_of(T), head = tile_tokens(p.m, 0);
+  const size_t inputs = at_most(p.k - k, kHalfPanelK), pairs = (inputs + 1) / 2, n = at_most(p.n - j, kHalfPanelN);
+  const uint8_t* corner = static_cast<const uint8_t*>(p.w) + k * row_bytes + j * size_of(T);
+  const uint16_t* a = static_cast<const uint16_t*>(p.a) + k * kBlockTokens;
+  uint16_t* packed = static_cast<uint16_t*>(p.scratch);
+  const bool add = k > 0;
+  const auto first_tile = [&](const auto& strip) {
+    half_tokens<kHalfMostTokens>(head, tile_at(p, a, 0), strip, pairs, p.c + j, p.ldc, n, add, next);
+  };
+  if (n < kHalfPanelN || inputs % 2) {
+    fill_pairs<T>(corner, row_bytes, inputs, n, packed);
+    first_tile(PackedPairs{packed});
+  } else if (p.m == head) {
+    first_tile(StreamedPairs<T, false>{corner, row_bytes, packed});
+  } else {
+    first_tile(StreamedPairs<T, true>{corner, row_bytes, packed});
+  }
+  for (size_t t = head, count; t < p.m; t += count) {
+    count = tile_tokens(p.m, t);
+    half_tokens<kHalfMostTokens>(count, tile_at(p, a, t), PackedPairs{packed}, pairs, p.c + t * p.ldc + j, p.ldc, n, add, next);
+  }
 }
 
 template <DataType T>
 void matmul_half_panel(const MatmulArgs& p) {
-  const size_t row_bytes = p.ldw * size_of(T);
-  uint16_t* packed = static_cast<uint16_t*>(p.scratch);
-  const size_t head = tile_tokens(p.m, 0);
-  const size_t depth = half_panel_inputs(p);
-  const size_t tiles = (p.m + kHalfMostTokens - 1) / kHalfMostTokens * ((p.n + kHalfPanelN - 1) / kHalfPanelN);
-  rows_ahead<T>(p, 0, depth < kHalfFirstRows ? depth : kHalfFirstRows).all();
-  for (size_t k = 0; k < p.k; k += depth) {
-    const size_t inputs = p.k - k < depth ? p.k - k : depth, pairs = (inputs + 1) / 2;
-    const uint16_t* a = static_cast<const uint16_t*>(p.a) + k * kBlockTokens;
-    const bool add = k > 0;
-    PanelFetch next(rows_ahead<T>(p, k + depth, depth), tiles * depth / 2);
-    for (size_t j = 0; j < p.n; j += kHalfPanelN) {
-      const size_t n = p.n - j < kHalfPanelN ? p.n - j : kHalfPanelN;
-      const uint8_t* corner = static_cast<const uint8_t*>(p.w) + k * row_bytes + j * size_of(T);
-      const auto first_tile = [&](const auto& strip) {
-        half_tokens<kHalfMostTokens>(head, tile_at(p, a, 0), strip, pairs, p.c + j, p.ldc, n, add, next);
-      };
-      if (n < kHalfPanelN || inputs % 2) {
-        fill_pairs<T>(corner, row_bytes, inputs, n, packed);
-        first_tile(PackedPairs{packed});
-      } else if (p.m == head) {
-        first_tile(StreamedPairs<T, false>{corner, row_bytes, packed});
-      } else {
-        first_tile(StreamedPairs<T, true>{corner, row_bytes, packed});
-      }
-      for (size_t t = head, count; t < p.m; t += count) {
-        count = tile_tokens(p.m, t);
-        half_tokens<kHalfMostTokens>(count, tile_at(p, a, t), PackedPairs{packed}, pairs, p.c + t * p.ldc + j, p.ldc, n, add, next);
-      }
-    }
+  size_t tiles = 0;
+  for (size_t t = 0; t < p.m; t += tile_tokens(p.m, t)) ++tiles;
+  PanelPlace at = {0, 0};
+  fetch_panel<T>(p, at, kHalfFirstRows).all();
+  while (at.k < p.k) {
+    const PanelPlace after = panel_after(p, at);
+    const size_t outputs = at_most(p.n - at.j, kHalfPanelOutputs);
+    const size_t strips = (outputs + kHalfPanelN - 1) / kHalfPanelN, inputs = at_most(p.k - at.k, kHalfPanelK);
+    PanelFetch next(fetch_panel<T>(p, after, kHalfPanelK), tiles * strips * ((inputs + 1) / 2));
+    for (size_t j = at.j; j < at.j + outputs; j += kHalfPanelN) half_strip<T>(p, at.k, j, next);
+    at = after;
   }
 }

@@ -37,7 +37,7 @@ constexpr uint32_t kRoundedBytes = kRowGroup * kRoundedInputs * 2;
   {"matmul_bf16_" TYPE_NAME "_kn_stream_avx512_bf16", kIsa, DataType::kBF16, TYPE, Layout::kKN, Cut::kK, 1,             \
    UINT32_MAX, kStreamChunk, kRowsOnly, false, 0, 0, 0, false, kStreamCost, matmul_half_stream<TYPE>},                              \
   {"matmul_bf16_" TYPE_NAME "_kn_panel_avx512_bf16", kIsa, DataType::kBF16, TYPE, Layout::kKN, Cut::kN, kHalfPanelN,   \
-   kHalfPanelOutputs, 0, 1, false, 0, 0, kHalfPanelK * kHalfPanelN * 2, false, kPanelCost, matmul_half_panel<TYPE>}
+   UINT32_MAX, 0, 1, false, 0, 0, kHalfPanelK * kHalfPanelN * 2, false, kPanelCost, matmul_half_panel<TYPE>}
 
 const MatmulKernel kKernels[] = {
     ORT_HINA_ROWS(DataType::kBF16, "bf16"),

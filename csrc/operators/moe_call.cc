@@ -16,8 +16,8 @@ using plan::WorkItem;
 
 // Columns of the weighted sum whose biases are widened at once.
 constexpr size_t kBiasColumns = 512;
-// The part of a [K,N] weight row that an item reads at least.
-constexpr size_t kRunBytes = 1024;
+// With so few tokens memory is the limit, and [K,N] weights are read in runs as long as an item is wide.
+constexpr size_t kFewRows = 32;
 // Slots that one thread sorts in the time that it takes to wake another.
 constexpr size_t kChunkSlots = 1024;
 constexpr size_t kMaxRoutingChunks = 16;
@@ -32,14 +32,14 @@ size_t padded_row(size_t elements, size_t element_bytes) {
   return (bytes % 1024 ? bytes : bytes + 64) / element_bytes;
 }
 
-plan::MatmulForm form_of(const MatmulKernel& kernel) {
+plan::MatmulForm form_of(const MatmulKernel& kernel, size_t rows) {
   plan::MatmulForm form;
   form.cut_k = kernel.cut == kernels::Cut::kK;
   form.n_step = kernel.n_step;
   form.k_chunk = kernel.k_chunk;
   form.row_step = kernel.activations == DataType::kBF16 ? kBlockTokens : 1;
   form.n_most = kernel.n_most;
-  if (kernel.layout == Layout::kKN) form.n_least = static_cast<uint32_t>(kRunBytes / size_of(kernel.weights));
+  form.wide = kernel.layout == Layout::kKN && rows <= kFewRows;
   return form;
 }
 
@@ -197,7 +197,8 @@ void MoeCall::plan() {
   active_.clear();
   for (const plan::ActiveExpert& active : routing_.active) {
     ActiveCall call = plan_expert(active);
-    const plan::ExpertLoad load = {active.begin, active.count, form_of(*call.gate_up), form_of(*call.down)};
+    const plan::ExpertLoad load = {active.begin, active.count, form_of(*call.gate_up, active.count),
+                                    form_of(*call.down, active.count)};
     call.gate_up_chunks = plan::chunk_count(load.gate_up, load.rows, config_.hidden);
     call.down_chunks = plan::chunk_count(load.down, load.rows, config_.intermediate);
     loads_.push_back(load);

@@ -5,10 +5,10 @@
 namespace ort_hina::plan {
 namespace {
 
-// Items for each thread in each step, so that threads finish a step within 1/32 of each other; those of the last eighth of
-// the rows are a quarter as large.
-constexpr size_t kItemsPerThread = 32;
-constexpr size_t kFineShare = 8, kFineness = 4;
+// Items for each thread in each step, so that threads finish a step within 1/32 of each other. Where few tokens share long weight
+// rows there are fewer, since long runs are read faster. Those of the last quarter of the rows are smaller.
+constexpr size_t kItemsPerThread = 32, kWideItemsPerThread = 4;
+constexpr size_t kFineShare = 4, kFineness = 4, kWideFineness = 16;
 // An item should outlast the cost of claiming it (about 0.1 µs) by far.
 constexpr size_t kMinCopyElements = 4096;
 // Enough chunks for every thread of a large machine, few enough that a token's partial sums stay small.
@@ -75,7 +75,7 @@ WorkPlan::Grid WorkPlan::make(Step step, size_t e) const {
       const size_t rows = round_up(ceil_div(kMinCopyElements, p_.hidden), load.gate_up.row_step);
       return {0, load.rows, u32(p_.hidden), u32(std::min<size_t>(rows, load.rows)), u32(p_.hidden), 1};
     }
-    case Step::kGateUp: return matmul(load, load.gate_up, p_.intermediate, p_.hidden, even, false);
+    case Step::kGateUp: return matmul(load, load.gate_up, p_.intermediate, p_.hidden, even, fine_[e]);
     case Step::kFinishHidden: {
       if (!load.gate_up.cut_k) return grid;
       const size_t units = std::min<size_t>(kMaxItemOutputs / 2, std::max<size_t>(256, kMinCopyElements / load.rows / 32 * 32));
@@ -100,7 +100,8 @@ WorkPlan::Grid WorkPlan::matmul(const ExpertLoad& load, const MatmulForm& form, 
   }
   const size_t rows = std::min<size_t>(load.rows, round_up(ceil_div(load.rows, ceil_div(load.rows, kMaxItemRows)), form.row_step));
   const size_t most = std::min<size_t>(form.n_most, kMaxItemOutputs / rows);
-  const size_t share = std::max<size_t>(even, form.n_least) / (fine ? kFineness : 1);
+  const size_t share = form.wide ? even * (kItemsPerThread / kWideItemsPerThread) / (fine ? kWideFineness : 1)
+                                 : even / (fine ? kFineness : 1);
   const size_t steps = std::max<size_t>(1, std::min(ceil_div(share, form.n_step), most / form.n_step));
   // Equal blocks rather than a small last one.
   const size_t block = std::min(round_up(ceil_div(n, ceil_div(n, steps * form.n_step)), form.n_step), n);

@@ -12,7 +12,7 @@ namespace ort_hina::plan {
 struct MatmulForm {
   bool cut_k = false;
   uint32_t n_step = 1;
-  uint32_t n_least = 1;          // outputs whose weights are worth reading: shorter runs of a row are slow
+  bool wide = false;             // items should have many outputs
   uint32_t n_most = UINT32_MAX;  // outputs whose weights an item can hold
   uint32_t k_chunk = 0;          // of a form that is cut along K
   uint32_t row_step = 1;         // a block of rows is a multiple of this, the last one excepted

@@ -30,6 +30,7 @@ plan::MatmulForm form(const py::dict& d) {
   f.n_step = d["n_step"].cast<uint32_t>();
   f.k_chunk = d["k_chunk"].cast<uint32_t>();
   if (d.contains("n_most")) f.n_most = d["n_most"].cast<uint32_t>();
+  if (d.contains("wide")) f.wide = d["wide"].cast<bool>();
   if (d.contains("row_step")) f.row_step = d["row_step"].cast<uint32_t>();
   return f;
 }
