@@ -71,7 +71,7 @@ demo: build
 	$(VENV)/bin/ort-hina demo
 
 bench: build
-	$(RUN) -m bench.moe
+	$(VENV)/bin/ort-hina bench
 
 wheel: build
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .

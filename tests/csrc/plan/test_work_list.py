@@ -243,13 +243,14 @@ class TestRealSizes:
 
     @pytest.mark.parametrize("threads", [2, 64])
     def test_items_are_not_too_many(self, shape, form, tokens, threads):
-        """What the threads need (32 for each in each of two steps, four times as many in the last eighth), what the limits
-        of an item ask for, and one for what is left over in each block of rows."""
+        """What the threads need (32 for each in each of two steps, four times as many of the experts that reach into the last
+        quarter), what the limits of an item ask for, and one for what is left over in each block of rows."""
         problem = routed(shape, tokens, form, threads)
         items = [item for item in problem.items() if item["step"] in ("gate_up", "down")]
         blocks = sum(-(-rows // MOST_ITEM_ROWS) for rows in problem.rows)
         outputs = problem.intermediate + problem.hidden
-        for_threads = 32 * threads * (1 + 7 / 8 + 4 / 8)
+        fine = min(1, 1 / 4 + max(problem.rows) / sum(problem.rows))
+        for_threads = 2 * 32 * threads * (1 - fine + 4 * fine)
         for_limits = sum(problem.rows) * outputs / MOST_ITEM_OUTPUTS + blocks * outputs / form.get("n_most", 2**32)
         assert len(items) <= 1.5 * (for_threads + for_limits) + 4 * blocks
         gathers = [item for item in problem.items() if item["step"] == "gather"]
@@ -268,7 +269,19 @@ def test_the_last_items_are_finer(form):
     problem = Problem((16,) * 64, form, form, 128, 2048, 1024, True, 4)
     down = [item for item in problem.items() if item["step"] == "down"]
     sizes = [multiply_adds(problem, item) for item in down]
-    last_eighth = [size for size, item in zip(sizes, down) if item["expert"] >= 56]
+    last_quarter = [size for size, item in zip(sizes, down) if item["expert"] >= 48]
     step = form["n_step"] * 16 * problem.intermediate
-    assert max(last_eighth) <= max(sizes) / 4 + step
-    assert min(size for size, item in zip(sizes, down) if item["expert"] < 56) > max(last_eighth)
+    assert max(last_quarter) <= max(sizes) / 4 + step
+    assert min(size for size, item in zip(sizes, down) if item["expert"] < 48) > max(last_quarter)
+
+
+def test_wide_items_are_few_and_their_last_ones_finer():
+    """Few tokens on [K,N]: long runs of a weight row, until the threads have to finish together."""
+    wide = LANES | {"wide": True}
+    sizes = {}
+    for name, form in (("wide", wide), ("plain", LANES)):
+        problem = Problem((16,) * 8, form, form, 128, 2048, 1024, True, 4)
+        sizes[name] = [(item["expert"], item["count"]) for item in problem.items() if item["step"] == "down"]
+    assert max(count for _, count in sizes["wide"]) >= 4 * max(count for _, count in sizes["plain"])
+    early = min(count for expert, count in sizes["wide"] if expert < 6)
+    assert max(count for expert, count in sizes["wide"] if expert >= 6) <= early / 4
