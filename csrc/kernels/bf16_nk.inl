@@ -168,9 +168,9 @@ __attribute__((noinline)) void half_dot(const uint16_t* a, size_t lda, const Row
 template <DataType T, int Tokens, bool Fetch>
 inline void half_dot_rows(const uint16_t* a, size_t lda, RowPart part, size_t rows, float* c, size_t ldc, bool first,
                           FetchAhead& next) {
-  // One row at a time is one stream, which the hardware's prefetcher follows best alone; several tokens take longer than a
+  // From memory, one row at a time is one stream, which the hardware's prefetcher follows best alone; several tokens take longer than a
   // stream needs, and several rows share the loads of their activations.
-  constexpr int kRows = Tokens == 1 ? 1 : Tokens < 7 ? 4 : 3;
+  constexpr int kRows = Tokens == 1 && Fetch ? 1 : Tokens < 7 ? 4 : 3;
     constexpr int kUnroll = Tokens <= 2 ? 2 : 1;
   size_t r = 0;
   for (; r + kRows <= rows; r += kRows, part.w += kRows * part.row_bytes)

@@ -53,10 +53,9 @@ __attribute__((noinline)) void dot_block(const float* a, size_t lda, const uint8
 
 // An output's order of summation depends on the number of tokens only, not on where a block of rows begins: the rows
 // left over at the end use the same unrolling.
-template <DataType T, int Tokens, bool Fetch>
+template <DataType T, int Tokens, int kRows, bool Fetch>
 inline void dot_rows(const MatmulArgs& p, const uint8_t* w, size_t rows, const float* a, float* c, FetchAhead& next) {
   constexpr int kUnroll = 1;
-  constexpr int kRows = Tokens == 1 ? 1 : Tokens == 2 ? 4 : Simd::kDotRows;
   const size_t row_bytes = p.ldw * Weights<T>::kSize;
   size_t r = 0;
   for (; r + kRows <= rows; r += kRows)
@@ -69,10 +68,11 @@ template <DataType T, bool Fetch>
 inline void dot_tokens(const MatmulArgs& p, const uint8_t* w, size_t rows, size_t t, float* c, FetchAhead& next) {
   const float* a = static_cast<const float*>(p.a) + t * p.lda;
   switch (p.m - t) {
-    case 1: return dot_rows<T, 1, false>(p, w, rows, a, c, next);
-    case 2: return dot_rows<T, 2, Fetch>(p, w, rows, a, c, next);
-    case 3: return dot_rows<T, 3, Fetch>(p, w, rows, a, c, next);
-    default: return dot_rows<T, 4, Fetch>(p, w, rows, a, c, next);
+    // Weights of the first pass come from memory, as one stream for one token; later ones are in L1.
+    case 1: return dot_rows<T, 1, Fetch ? 1 : 4, false>(p, w, rows, a, c, next);
+    case 2: return dot_rows<T, 2, 4, Fetch>(p, w, rows, a, c, next);
+    case 3: return dot_rows<T, 3, Simd::kDotRows, Fetch>(p, w, rows, a, c, next);
+    default: return dot_rows<T, 4, Simd::kDotRows, Fetch>(p, w, rows, a, c, next);
   }
 }
 
