@@ -158,7 +158,9 @@ __attribute__((noinline)) void half_dot(const uint16_t* a, size_t lda, const Row
     Simd::F* s = acc[0][t];
     const Simd::F zero = Simd::zero();
     const __mmask8 mask = (1u << Rows) - 1;
-    __m128 sum = Rows == 1 ? _mm_set_ss(Simd::sum(s[0])) : sum_four(s[0], s[1], Rows > 2 ? s[Rows > 2 ? 2 : 0] : zero, Rows > 3 ? s[Rows > 3 ? 3 : 0] : zero);
+    constexpr int kThird = Rows > 2 ? 2 : 0, kFourth = Rows > 3 ? 3 : 0;
+    __m128 sum = Rows == 1 ? _mm_set_ss(Simd::sum(s[0]))
+                           : sum_four(s[0], s[1], Rows > 2 ? s[kThird] : zero, Rows > 3 ? s[kFourth] : zero);
     float* to = c + t * ldc;
     if (!first) sum = _mm_add_ps(_mm_maskz_loadu_ps(mask, to), sum);
     _mm_mask_storeu_ps(to, mask, sum);
@@ -168,8 +170,8 @@ __attribute__((noinline)) void half_dot(const uint16_t* a, size_t lda, const Row
 template <DataType T, int Tokens, bool Fetch>
 inline void half_dot_rows(const uint16_t* a, size_t lda, RowPart part, size_t rows, float* c, size_t ldc, bool first,
                           FetchAhead& next) {
-  // From memory, one row at a time is one stream, which the hardware's prefetcher follows best alone; several tokens take longer than a
-  // stream needs, and several rows share the loads of their activations.
+  // From memory, one row at a time is one stream, which the hardware's prefetcher follows best alone; several tokens take
+  // longer than a stream needs, and several rows share the loads of their activations.
   constexpr int kRows = Tokens == 1 && Fetch ? 1 : Tokens < 7 ? 4 : 3;
     constexpr int kUnroll = Tokens <= 2 ? 2 : 1;
   size_t r = 0;

@@ -9,7 +9,8 @@ inline Half load_inputs(const uint8_t* p, size_t n, const float* scale) {
   constexpr size_t kW = Simd::kWidth;
   const size_t low = n < kW ? n : kW, high = n - low;
   Simd::F x = low == kW ? Weights<T>::load(p) : Weights<T>::load_head(p, low);
-  Simd::F y = high == kW ? Weights<T>::load(p + kW * size_of(T)) : high ? Weights<T>::load_head(p + kW * size_of(T), high) : Simd::zero();
+  const uint8_t* rest = p + kW * size_of(T);
+  Simd::F y = high == kW ? Weights<T>::load(rest) : high ? Weights<T>::load_head(rest, high) : Simd::zero();
   if (scale) {
     x = Simd::mul(x, Simd::set1(*scale));
     y = Simd::mul(y, Simd::set1(*scale));

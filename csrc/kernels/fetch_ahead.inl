@@ -39,7 +39,8 @@ struct PanelFetch {
   static constexpr size_t kSparse = 4;
   FetchAhead fetch;
   size_t steps, each;  // lines of each step, rounded up
-  PanelFetch(const FetchAhead& ahead, size_t all_steps) : fetch(ahead), steps(all_steps), each((ahead.lines() + steps - 1) / steps) {}
+  PanelFetch(const FetchAhead& ahead, size_t all_steps)
+      : fetch(ahead), steps(all_steps), each((ahead.lines() + steps - 1) / steps) {}
   // One line in each of kSparse steps is enough.
   bool sparse() const { return fetch.lines() * kSparse <= steps; }
   void step() {

@@ -31,11 +31,12 @@ constexpr Cost kPanelCost = {6.0f * kVector, 1.1f * kVector, UINT32_MAX};
 constexpr uint32_t kStreamChunk = 128;
 constexpr uint32_t kRoundedBytes = kRowGroup * kRoundedInputs * 2;
 
-#define ORT_HINA_ROWS(TYPE, TYPE_NAME)                                                                                  \
-  {"matmul_bf16_" TYPE_NAME "_nk_lanes_avx512_bf16", kIsa, DataType::kBF16, TYPE, Layout::kNK, Cut::kN, kRowGroup,   \
-   UINT32_MAX, 0, kLanesFrom, true, 0, 0, TYPE == DataType::kBF16 ? 0 : kRoundedBytes, true, kLanesCost, matmul_lanes<TYPE>},          \
-  {"matmul_bf16_" TYPE_NAME "_kn_stream_avx512_bf16", kIsa, DataType::kBF16, TYPE, Layout::kKN, Cut::kK, 1,             \
-   UINT32_MAX, kStreamChunk, kRowsOnly, false, 0, 0, 0, false, kStreamCost, matmul_half_stream<TYPE>},                              \
+#define ORT_HINA_ROWS(TYPE, TYPE_NAME)                                                                                 \
+  {"matmul_bf16_" TYPE_NAME "_nk_lanes_avx512_bf16", kIsa, DataType::kBF16, TYPE, Layout::kNK, Cut::kN, kRowGroup,     \
+   UINT32_MAX, 0, kLanesFrom, true, 0, 0, TYPE == DataType::kBF16 ? 0 : kRoundedBytes, true, kLanesCost,               \
+   matmul_lanes<TYPE>},                                                                                                \
+  {"matmul_bf16_" TYPE_NAME "_kn_stream_avx512_bf16", kIsa, DataType::kBF16, TYPE, Layout::kKN, Cut::kK, 1,            \
+   UINT32_MAX, kStreamChunk, kRowsOnly, false, 0, 0, 0, false, kStreamCost, matmul_half_stream<TYPE>},                 \
   {"matmul_bf16_" TYPE_NAME "_kn_panel_avx512_bf16", kIsa, DataType::kBF16, TYPE, Layout::kKN, Cut::kN, kHalfPanelN,   \
    UINT32_MAX, 0, 1, false, 0, 0, kHalfPanelK * kHalfPanelN * 2, false, kPanelCost, matmul_half_panel<TYPE>}
 

@@ -69,6 +69,15 @@ const float* widen_bias(const kernels::VectorOps& ops, const Bias& bias, size_t 
   return to;
 }
 
+// f32 copies of the biases of an item's hidden units, in scratch of 2·round_up(count, 16) floats.
+struct GateUpBias {
+  const float* gate;
+  const float* up;
+  GateUpBias(const kernels::VectorOps& ops, const Expert& expert, const WorkItem& item, float* scratch)
+      : gate(widen_bias(ops, expert.gate_bias, item.begin, item.count, scratch)),
+        up(widen_bias(ops, expert.up_bias, item.begin, item.count, scratch + round_up(item.count, 16))) {}
+};
+
 // Gate and up before the activation: rows of `width` floats in lanes or not, at the begin of an item's scratch.
 struct GateUp {
   size_t step;   // 2: interleaved
@@ -422,41 +431,37 @@ void MoeCall::pack_hidden(const ActiveCall& call, const WorkItem& item, size_t r
              call.hidden.in_lanes(row / kBlockTokens, rows)});
 }
 
-void MoeCall::activate_rows(const WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const {
+void MoeCall::activate_rows(const WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const {
   const ActiveCall& call = active_[item.expert];
   const Expert& expert = *call.expert;
   const size_t rows = loads_[item.expert].rows, step = expert.interleaved ? 2 : 1;
-  float* bias = const_cast<float*>(biases);
-  const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
-  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + round_up(item.count, 16));
+  const GateUpBias bias(ops_, expert, item, bias_scratch);
   const bool direct = call.hidden.type == DataType::kF32;
   // In place otherwise: a unit is written where it, or one before it, was read.
   float* h = direct ? at<float>(call.hidden.place(item.row, item.begin, rows)) : gate;
   const size_t ldh = direct ? call.hidden.stride : width;
-  ops_.activate({gate, config_.gated ? up : nullptr, width, step, gate_bias, up_bias, h, ldh, item.rows, item.count,
+  ops_.activate({gate, config_.gated ? up : nullptr, width, step, bias.gate, bias.up, h, ldh, item.rows, item.count,
                  config_.activation});
   if (direct) return;
   for (size_t r = 0; r < item.rows; r += kBlockTokens)
     pack_hidden(call, item, item.row + r, std::min<size_t>(kBlockTokens, item.rows - r), rows, h + r * ldh, ldh);
 }
 
-void MoeCall::activate_lanes(const WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const {
+void MoeCall::activate_lanes(const WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const {
   const ActiveCall& call = active_[item.expert];
   const Expert& expert = *call.expert;
   const size_t rows = loads_[item.expert].rows, step = expert.interleaved ? 2 : 1;
-  float* bias = const_cast<float*>(biases);
-  const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
-  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + round_up(item.count, 16));
+  const GateUpBias bias(ops_, expert, item, bias_scratch);
   for (size_t r = 0; r < item.rows; r += kBlockTokens) {
     const size_t count = std::min<size_t>(kBlockTokens, item.rows - r), block = r * width;
     if (call.hidden.in_lanes((item.row + r) / kBlockTokens, rows)) {
       const float* lanes_up = expert.interleaved ? gate + block + kBlockTokens : up + block;
-      ops_.activate_lanes({gate + block, config_.gated ? lanes_up : nullptr, step, gate_bias, up_bias,
+      ops_.activate_lanes({gate + block, config_.gated ? lanes_up : nullptr, step, bias.gate, bias.up,
                            at<uint16_t>(call.hidden.place(item.row + r, item.begin, rows)), count, item.count,
                            padded_units(item), config_.activation});
     } else {
       float* h = gate + block;
-      ops_.activate({h, config_.gated ? up + block : nullptr, width, step, gate_bias, up_bias, h, width, count, item.count,
+      ops_.activate({h, config_.gated ? up + block : nullptr, width, step, bias.gate, bias.up, h, width, count, item.count,
                      config_.activation});
       pack_hidden(call, item, item.row + r, count, rows, h, width);
     }
@@ -498,10 +503,8 @@ void MoeCall::finish_hidden(const WorkItem& item, uint8_t* raw) const {
   const size_t step = expert.interleaved ? 2 : 1;
   float* gate = reinterpret_cast<float*>(raw);
   float* up = expert.interleaved ? gate + 1 : gate + units;
-  float* bias = gate + 2 * units;
-  float* packed = bias + 2 * units;
-  const float* gate_bias = widen_bias(ops_, expert.gate_bias, item.begin, item.count, bias);
-  const float* up_bias = widen_bias(ops_, expert.up_bias, item.begin, item.count, bias + units);
+  const GateUpBias bias(ops_, expert, item, gate + 2 * units);
+  float* packed = gate + 4 * units;
   const bool direct = call.hidden.type == DataType::kF32;
 
   for (size_t row = 0; row < item.rows; ++row) {
@@ -510,7 +513,7 @@ void MoeCall::finish_hidden(const WorkItem& item, uint8_t* raw) const {
     ops_.sum_chunks(parts + step * item.begin, call.gate_up_chunks, distance, step * item.count, gate);
     if (config_.gated && !expert.interleaved)
       ops_.sum_chunks(parts + config_.intermediate + item.begin, call.gate_up_chunks, distance, item.count, up);
-    ops_.activate({gate, config_.gated ? up : nullptr, 0, step, gate_bias, up_bias, h, 0, 1, item.count, config_.activation});
+    ops_.activate({gate, config_.gated ? up : nullptr, 0, step, bias.gate, bias.up, h, 0, 1, item.count, config_.activation});
     const size_t first = row / kBlockTokens * kBlockTokens;
     if (!direct && (row + 1 == item.rows || (row + 1) % kBlockTokens == 0))
       pack_hidden(call, item, first, row + 1 - first, item.rows, packed, units);

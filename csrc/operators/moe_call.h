@@ -64,8 +64,8 @@ class MoeCall {
   void gather_block(const Activations& to, size_t sorted, size_t row, size_t count, size_t rows) const;
   void gate_up(const plan::WorkItem& item, uint8_t* scratch) const;
   void gate_up_chunk(const plan::WorkItem& item, uint8_t* scratch) const;
-  void activate_rows(const plan::WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const;
-  void activate_lanes(const plan::WorkItem& item, const float* biases, float* gate, const float* up, size_t width) const;
+  void activate_rows(const plan::WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const;
+  void activate_lanes(const plan::WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const;
   void finish_hidden(const plan::WorkItem& item, uint8_t* scratch) const;
   void pack_hidden(const ActiveCall& call, const plan::WorkItem& item, size_t row, size_t count, size_t rows, const float* h,
                    size_t ld) const;

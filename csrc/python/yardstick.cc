@@ -43,7 +43,8 @@ double multiply_add_peak(const std::string& isa, size_t threads, const std::stri
   constexpr size_t kRounds = 4'000'000;
   const kernels::VectorOps& ops = kernels::vector_ops(isa_by_name(isa));
   const bool bf16 = data_type(type) == DataType::kBF16;
-  if (bf16 && !ops.bf16_multiply_adds) throw std::invalid_argument("level " + std::string(name_of(ops.isa)) + " has no bf16 products");
+  if (bf16 && !ops.bf16_multiply_adds)
+    throw std::invalid_argument("level " + std::string(name_of(ops.isa)) + " has no bf16 products");
   const auto multiply_adds = bf16 ? ops.bf16_multiply_adds : ops.multiply_adds;
   std::vector<double> operations(threads);
   py::gil_scoped_release release;
