@@ -82,8 +82,7 @@ struct GateUpBias {
 struct GateUp {
   size_t step;   // 2: interleaved
   size_t width;  // floats of a row of each
-  size_t floats, up;
-  size_t panel, bias;
+  size_t up, bias, panel;  // where they begin, in floats
   GateUp(const Expert& expert, size_t rows, size_t count) {
     const size_t padded = round_up(rows, kBlockTokens);
     step = expert.interleaved ? 2 : 1;
