@@ -205,8 +205,10 @@ void MoeCall::plan() {
   active_.clear();
   for (const plan::ActiveExpert& active : routing_.active) {
     ActiveCall call = plan_expert(active);
-    const plan::ExpertLoad load = {active.begin, active.count, form_of(*call.gate_up, active.count),
+    plan::ExpertLoad load = {active.begin, active.count, form_of(*call.gate_up, active.count),
                                     form_of(*call.down, active.count)};
+    // Hidden units go straight into down's blocks, so an item of gate and up has whole ones, whatever its own kernel wants.
+    load.gate_up.row_step = std::max(load.gate_up.row_step, load.down.row_step);
     call.gate_up_chunks = plan::chunk_count(load.gate_up, load.rows, config_.hidden);
     call.down_chunks = plan::chunk_count(load.down, load.rows, config_.intermediate);
     loads_.push_back(load);

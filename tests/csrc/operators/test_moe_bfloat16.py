@@ -137,3 +137,12 @@ def test_a_token_answers_nearly_the_same_in_any_company(isa, layout):
         alone = node.run(inputs.head(count), 2)
         assert (np.abs(alone - bound.value[:count]) <= bound.error[:count]).all()
         assert np.abs(alone - together[:count]).max() <= 1e-3 * np.abs(together).max()
+
+
+@every_level
+@pytest.mark.parametrize(("gate_up", "down"), [("float", "bfloat16"), ("bfloat16", "float")])
+def test_many_tokens_when_gate_and_down_differ_in_type(isa, gate_up, down):
+    """More rows than an item takes: those of f32 gates are cut where blocks of bf16 hidden units begin."""
+    weights = make_weights(MoeSpec(1, 5, 6, windows=(gate_up,), down_windows=(down,)), seed=1)
+    inputs = make_tokens(random_ids(300, 1, 1, seed=2), 5, seed=3)
+    assert_within(NativeMoe(weights, isa).run(inputs, 2), expected(weights, inputs, isa))
