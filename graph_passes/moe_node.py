@@ -37,7 +37,7 @@ def make_moe_node(layer: MoELayer) -> tuple[ir.Node, list[ir.Value]]:
     node = ir.Node(
         DOMAIN,
         "MoE",
-        [layer.x, layer.ids, layer.weights, *values],
+        [layer.x, layer.ids, layer.weights, None, *values],
         ir.convenience.convert_attributes(attributes),
         outputs=[output],
         name=f"{layer.where}/MoE",

@@ -125,12 +125,12 @@ def _expert_tensors(found: list[MoELayer | Refused]) -> set[int]:
 
 
 def _window_tensors(graph: ir.Graph) -> set[int]:
-    """The windows of nodes that are fused already: inputs 3 and up."""
+    """The windows of nodes that are fused already: inputs 4 and up."""
     return {
         id(value.const_value)
         for node in graph
         if is_moe_node(node)
-        for value in node.inputs[3:]
+        for value in node.inputs[4:]
         if value is not None and value.const_value is not None
     }
 
