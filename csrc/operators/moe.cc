@@ -27,7 +27,8 @@ size_t tokens_in_a_round(const MoeConfig& config, size_t k) {
   return std::max<size_t>(1, limit / (slot_bytes * k));
 }
 
-const void* advance(const void* p, size_t bytes) { return static_cast<const uint8_t*>(p) + bytes; }
+// Null stays null: an input that is absent.
+const void* advance(const void* p, size_t bytes) { return p ? static_cast<const uint8_t*>(p) + bytes : nullptr; }
 
 MoeInputs round_of(const MoeInputs& all, size_t hidden, size_t token, size_t tokens) {
   MoeInputs in = all;
@@ -36,6 +37,7 @@ MoeInputs round_of(const MoeInputs& all, size_t hidden, size_t token, size_t tok
   in.y = static_cast<uint8_t*>(all.y) + row;
   in.ids = advance(all.ids, token * all.k * (all.ids_are_64_bit ? 8 : 4));
   in.weights = advance(all.weights, token * all.k * size_of(all.weights_type));
+  in.addend = advance(all.addend, row);
   in.tokens = tokens;
   return in;
 }
@@ -50,7 +52,7 @@ void Moe::run(const MoeInputs& in, const runtime::Pool& pool, const Workspace& w
   const size_t rounds = (in.tokens + most - 1) / most;
   const size_t tokens = (in.tokens + rounds - 1) / rounds;
   for (size_t t = 0; t < in.tokens; t += tokens) {
-    MoeCall call(config_, kernels_, round_of(in, config_.hidden, t, std::min(tokens, in.tokens - t)), pool);
+    MoeCall call(config_, kernels_, gates_, round_of(in, config_.hidden, t, std::min(tokens, in.tokens - t)), pool);
     call.run(workspace);
   }
 }

@@ -4,6 +4,7 @@
 
 #include "operators/kernel_choice.h"
 #include "operators/moe_config.h"
+#include "operators/sigmoid_gates.h"
 #include "runtime/region.h"
 
 namespace ort_hina::operators {
@@ -11,10 +12,11 @@ namespace ort_hina::operators {
 struct MoeInputs {
   const void* x;  // [tokens, hidden]
   DataType x_type;
-  const void* ids;  // [tokens, k], int64 or int32
+  const void* ids;  // [tokens, k], int64 or int32. Null: every token goes to every expert, in order, and k is their number
   bool ids_are_64_bit;
-  const void* weights;  // [tokens, k]
+  const void* weights;  // [tokens, k]. Null: all 1
   DataType weights_type;
+  const void* addend;  // [tokens, hidden], x_type. Null: none
   size_t tokens, k;
   void* y;  // [tokens, hidden], x_type
 };
@@ -27,16 +29,17 @@ class Moe {
  public:
   // `bf16_compute`: f32 and f16 weights, too, are multiplied as bf16 where the level has that.
   Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa level, bool bf16_compute)
-      : config_(resolve(attributes, windows)), kernels_(level, bf16_compute) {}
+      : config_(resolve(attributes, windows)), kernels_(level, bf16_compute), gates_(config_, level) {}
 
   const MoeConfig& config() const { return config_; }
 
-  // Throws std::invalid_argument where an id is out of range or names a missing expert.
+  // Throws std::invalid_argument where an id is out of range, or names a missing expert that may not be skipped.
   void run(const MoeInputs& inputs, const runtime::Pool& pool, const Workspace& workspace) const;
 
  private:
   MoeConfig config_;
   KernelChoice kernels_;
+  SigmoidGates gates_;
 };
 
 }  // namespace ort_hina::operators

@@ -110,6 +110,14 @@ class TileScope {
   alignas(64) uint8_t configuration_[64];
 };
 
+// An address may be counted from 0, when only the size matters.
+template <typename T>
+T* take(uintptr_t* next, size_t count) {
+  T* taken = reinterpret_cast<T*>(*next);
+  *next += align(count * sizeof(T));
+  return taken;
+}
+
 template <typename T>
 T& kept_by_thread() {
   thread_local T value;
@@ -132,9 +140,22 @@ size_t Activations::place(size_t row, size_t input, size_t rows) const {
   return at + (row * stride + input * (lanes ? kBlockTokens : 1)) * size_of(type);
 }
 
-MoeCall::MoeCall(const MoeConfig& config, const KernelChoice& kernels, const MoeInputs& inputs, const runtime::Pool& pool)
+CombineScratch::CombineScratch(const MoeConfig& config, const SigmoidGates& of_gates, size_t k, uint8_t* begin) {
+  uintptr_t next = reinterpret_cast<uintptr_t>(begin);
+  terms = take<kernels::CombineTerm>(&next, k + 1);
+  weights = take<float>(&next, k);
+  biases = take<float>(&next, k * kBiasColumns);
+  addend = take<float>(&next, kBiasColumns);
+  x = take<float>(&next, config.sigmoid_gates ? config.hidden : 0);
+  gates = take<uint8_t>(&next, of_gates.scratch_bytes());
+  bytes = next - reinterpret_cast<uintptr_t>(begin);
+}
+
+MoeCall::MoeCall(const MoeConfig& config, const KernelChoice& kernels, const SigmoidGates& gates, const MoeInputs& inputs,
+                 const runtime::Pool& pool)
     : config_(config),
       kernels_(kernels),
+      gates_(gates),
       in_(inputs),
       pool_(pool),
       ops_(kernels::vector_ops(kernels.level())),
@@ -147,21 +168,29 @@ MoeCall::MoeCall(const MoeConfig& config, const KernelChoice& kernels, const Moe
 
 // ---- Routing
 
+template <typename Visit>
+auto MoeCall::with_ids(Visit visit) const {
+  if (!in_.ids) return visit(plan::EveryExpert{config_.num_experts});
+  if (in_.ids_are_64_bit) return visit(static_cast<const int64_t*>(in_.ids));
+  return visit(static_cast<const int32_t*>(in_.ids));
+}
+
 void MoeCall::count(size_t chunk) {
-  const size_t bad = in_.ids_are_64_bit ? routing_.count(static_cast<const int64_t*>(in_.ids), chunk)
-                                        : routing_.count(static_cast<const int32_t*>(in_.ids), chunk);
+  const size_t bad = with_ids([&](auto ids) { return routing_.count(ids, chunk); });
   if (bad < slots_) bad_id_ = true;
 }
 
 void MoeCall::place(size_t chunk) {
-  if (in_.ids_are_64_bit) routing_.place(static_cast<const int64_t*>(in_.ids), chunk);
-  else routing_.place(static_cast<const int32_t*>(in_.ids), chunk);
+  with_ids([&](auto ids) { routing_.place(ids, chunk); });
 }
 
 // Only once something is known to be wrong: finds it and says what.
 void MoeCall::check_ids() const {
   for (size_t s = 0; s < slots_; ++s) {
-    const int64_t id = in_.ids_are_64_bit ? static_cast<const int64_t*>(in_.ids)[s] : static_cast<const int32_t*>(in_.ids)[s];
+    const int64_t id = with_ids([s](auto ids) { return static_cast<int64_t>(ids[s]); });
+    if (!in_.ids && !config_.experts[static_cast<size_t>(id)].gate.data)
+      throw std::invalid_argument("expert_ids is absent, so every token goes to expert " + std::to_string(id) +
+                                  ", but this model holds no weights of that expert");
     const std::string place = "expert_ids[" + std::to_string(s / in_.k) + ", " + std::to_string(s % in_.k) + "] is " +
                               std::to_string(id);
     if (id < 0 || static_cast<uint64_t>(id) >= config_.num_experts)
@@ -175,7 +204,7 @@ void MoeCall::check_ids() const {
 
 void MoeCall::prepare() {
   if (bad_id_) check_ids();
-  routing_.arrange();
+  routing_.arrange(config_.left_out);
   for (const plan::ActiveExpert& active : routing_.active)
     if (!config_.experts[active.id].gate.data) check_ids();
   plan();
@@ -200,7 +229,9 @@ ActiveCall MoeCall::plan_expert(const plan::ActiveExpert& active) const {
 }
 
 void MoeCall::plan() {
-  one_token_ = in_.tokens == 1 && !config_.weight_on_input && routing_.active.size() == slots_;
+  const auto once = [](const plan::ActiveExpert& active) { return active.count == 1; };
+  one_token_ = in_.tokens == 1 && !config_.weight_on_input &&
+               std::all_of(routing_.active.begin(), routing_.active.end(), once);
   loads_.clear();
   active_.clear();
   for (const plan::ActiveExpert& active : routing_.active) {
@@ -250,7 +281,7 @@ size_t MoeCall::lay_out() {
 
 // What the most demanding item needs.
 size_t MoeCall::scratch_bytes() const {
-  size_t most = align(in_.k * sizeof(kernels::CombineTerm)) + in_.k * kBiasColumns * sizeof(float);
+  size_t most = CombineScratch(config_, gates_, in_.k, nullptr).bytes;
   for (size_t e = 0; e < active_.size(); ++e) {
     const ActiveCall& call = active_[e];
     if (loads_[e].gate_up.cut_k) {
@@ -344,6 +375,7 @@ void MoeCall::execute(const WorkItem& item, uint8_t* scratch) const {
 // ---- Items
 
 float MoeCall::routing_weight(size_t slot) const {
+  if (!in_.weights) return 1.0f;
   float weight;
   const uint8_t* p = static_cast<const uint8_t*>(in_.weights) + slot * size_of(in_.weights_type);
   ops_.widen(p, in_.weights_type, 1, 1.0f, &weight);
@@ -547,25 +579,56 @@ void MoeCall::down(const WorkItem& item, uint8_t* scratch) const {
   call.down->run(args);
 }
 
-void MoeCall::combine(const WorkItem& item, uint8_t* scratch) const {
-  auto* terms = reinterpret_cast<kernels::CombineTerm*>(scratch);
-  float* biases = reinterpret_cast<float*>(scratch + align(in_.k * sizeof(kernels::CombineTerm)));
+// The weight of each of the token's slots.
+void MoeCall::weigh(const CombineScratch& scratch, size_t token) const {
+  const float* x = scratch.x;
+  if (config_.sigmoid_gates) {
+    const void* row = this->token(token * in_.k);
+    if (in_.x_type == DataType::kF32) x = static_cast<const float*>(row);
+    else ops_.widen(row, in_.x_type, config_.hidden, 1.0f, scratch.x);
+  }
+  for (size_t j = 0; j < in_.k; ++j) {
+    const size_t slot = token * in_.k + j;
+    const uint32_t e = routing_.expert[slot];
+    if (e == plan::kNoExpert) continue;
+    const Matrix& gate = active_[e].expert->sigmoid_gate;
+    scratch.weights[j] = config_.weight_on_input ? 1.0f : routing_weight(slot);
+    if (gate.data) scratch.weights[j] *= gates_.value(gate, x, scratch.gates);
+  }
+}
+
+// The token's answers at outputs [begin, begin + n); the addend comes last, since it is rounded into the sum once there.
+size_t MoeCall::combine_terms(const CombineScratch& scratch, size_t token, size_t begin, size_t n) const {
+  size_t count = 0;
+  for (size_t j = 0; j < in_.k; ++j) {
+    const size_t slot = token * in_.k + j;
+    const uint32_t e = routing_.expert[slot];
+    if (e == plan::kNoExpert) continue;
+    const ActiveCall& call = active_[e];
+    const size_t row = routing_.position[slot] - loads_[e].begin;
+    const float* bias = widen_bias(ops_, call.expert->down_bias, begin, n, scratch.biases + j * kBiasColumns);
+    scratch.terms[count++] = {at<float>(call.answers) + row * call.answer_stride + begin, bias, scratch.weights[j],
+                              call.down_chunks, loads_[e].rows * call.answer_stride};
+  }
+  if (in_.addend) {
+    const size_t element = token * config_.hidden + begin;
+    ops_.widen(static_cast<const uint8_t*>(in_.addend) + element * size_of(in_.x_type), in_.x_type, n, 1.0f, scratch.addend);
+    scratch.terms[count++] = {scratch.addend, nullptr, 1.0f, 1, 0};
+  }
+  return count;
+}
+
+void MoeCall::combine(const WorkItem& item, uint8_t* raw) const {
+  const CombineScratch scratch(config_, gates_, in_.k, raw);
   uint8_t* y = static_cast<uint8_t*>(in_.y);
-  for (size_t token = item.row; token < item.row + item.rows; ++token)
+  for (size_t token = item.row; token < item.row + item.rows; ++token) {
+    weigh(scratch, token);
     for (size_t begin = item.begin; begin < item.begin + item.count; begin += kBiasColumns) {
       const size_t n = std::min(kBiasColumns, item.begin + item.count - begin);
-      for (size_t j = 0; j < in_.k; ++j) {
-        const size_t slot = token * in_.k + j;
-        const uint32_t e = routing_.expert[slot];
-        const ActiveCall& call = active_[e];
-        const size_t row = routing_.position[slot] - loads_[e].begin;
-        const float* bias = widen_bias(ops_, call.expert->down_bias, begin, n, biases + j * kBiasColumns);
-        const float weight = config_.weight_on_input ? 1.0f : routing_weight(slot);
-        terms[j] = {at<float>(call.answers) + row * call.answer_stride + begin, bias, weight, call.down_chunks,
-                    loads_[e].rows * call.answer_stride};
-      }
-      ops_.combine({terms, in_.k, n, y + (token * config_.hidden + begin) * size_of(in_.x_type), in_.x_type});
+      const size_t count = combine_terms(scratch, token, begin, n);
+      ops_.combine({scratch.terms, count, n, y + (token * config_.hidden + begin) * size_of(in_.x_type), in_.x_type});
     }
+  }
 }
 
 }  // namespace ort_hina::operators

@@ -37,14 +37,29 @@ struct ActiveCall {
   size_t answer_stride;
 };
 
+// Where the items that sum up keep what they need.
+struct CombineScratch {
+  kernels::CombineTerm* terms;  // [k + 1]
+  float* weights;               // [k]
+  float* biases;                // [k][columns]
+  float* addend;                // [columns]
+  float* x;                     // [hidden], for the sigmoid gates
+  uint8_t* gates;               // theirs
+  size_t bytes;
+  CombineScratch(const MoeConfig& config, const SigmoidGates& gates, size_t k, uint8_t* begin);
+};
+
 class MoeCall {
  public:
-  MoeCall(const MoeConfig& config, const KernelChoice& kernels, const MoeInputs& inputs, const runtime::Pool& pool);
-  // Throws std::invalid_argument where an id is out of range or names a missing expert.
+  MoeCall(const MoeConfig& config, const KernelChoice& kernels, const SigmoidGates& gates, const MoeInputs& inputs,
+          const runtime::Pool& pool);
+  // Throws std::invalid_argument where an id is out of range, or names a missing expert that may not be skipped.
   void run(const Workspace& workspace);
 
  private:
-  // Routing: who goes where.
+  // Routing: who goes where. `visit` gets something whose [slot] is an id.
+  template <typename Visit>
+  auto with_ids(Visit visit) const;
   void count(size_t chunk);
   void place(size_t chunk);
   void check_ids() const;
@@ -71,6 +86,8 @@ class MoeCall {
                    size_t ld) const;
   void down(const plan::WorkItem& item, uint8_t* scratch) const;
   void combine(const plan::WorkItem& item, uint8_t* scratch) const;
+  size_t combine_terms(const CombineScratch& scratch, size_t token, size_t begin, size_t n) const;  // how many
+  void weigh(const CombineScratch& scratch, size_t token) const;
 
   size_t gate_up_outputs() const { return config_.gated ? 2 * config_.intermediate : config_.intermediate; }
   size_t padded_units(const plan::WorkItem& item) const;
@@ -81,6 +98,7 @@ class MoeCall {
 
   const MoeConfig& config_;
   const KernelChoice& kernels_;
+  const SigmoidGates& gates_;
   const MoeInputs in_;
   const runtime::Pool& pool_;
   const kernels::VectorOps& ops_;

@@ -41,6 +41,11 @@ void check_lists(const Role& role, size_t experts) {
     fail(std::string("attribute ") + role.name + "_bias_stride: expected at least 1, got " + to_string(a.bias_stride));
 }
 
+void check_absent(const VectorAttributes& gate) {
+  if (!gate.windows.empty() || gate.stride != 1)
+    fail("attribute sigmoid_gate_offsets: expected, since other attributes of sigmoid_gate are there, but it is absent");
+}
+
 void check_absent(const Role& role) {
   const MatrixAttributes& a = role.attributes;
   if (!a.strides.empty() || !a.windows.empty() || !a.bias_offsets.empty() || !a.bias_windows.empty() || a.bias_stride != 1)
@@ -124,6 +129,12 @@ bool parse_weight_on(const std::string& name) {
   fail("attribute weight_on: expected output or input, got '" + name + "'");
 }
 
+bool parse_skips_missing(const std::string& name) {
+  if (name == "error") return false;
+  if (name == "skip") return true;
+  fail("attribute missing_experts: expected error or skip, got '" + name + "'");
+}
+
 Expert resolve_expert(const Role& gate, const Role& up, const Role& down, bool gated, size_t e,
                       const std::vector<Window>& windows) {
   Expert expert;
@@ -151,6 +162,39 @@ Expert resolve_expert(const Role& gate, const Role& up, const Role& down, bool g
   return expert;
 }
 
+// A sigmoid gate is a matrix with one output.
+MatrixAttributes as_matrices(const VectorAttributes& gate, size_t hidden) {
+  MatrixAttributes matrices;
+  matrices.offsets = gate.offsets;
+  matrices.windows = gate.windows;
+  matrices.strides = {gate.stride, gate.stride == 1 ? static_cast<int64_t>(hidden) : 1};
+  return matrices;
+}
+
+void resolve_sigmoid_gates(const VectorAttributes& attributes, const std::vector<Window>& windows, MoeConfig* config) {
+  config->sigmoid_gates = false;
+  if (attributes.offsets.empty()) return check_absent(attributes);
+  if (attributes.stride < 1)
+    fail("attribute sigmoid_gate_stride: expected at least 1, got " + to_string(attributes.stride));
+  if (config->weight_on_input)
+    fail("attribute weight_on: expected output, since there are sigmoid_gate_offsets, got 'input'");
+  const MatrixAttributes matrices = as_matrices(attributes, config->hidden);
+  const Role role = {"sigmoid_gate", matrices, config->hidden, 1};
+  check_lists(role, config->num_experts);
+  for (size_t e = 0; e < config->num_experts; ++e) {
+    Expert& expert = config->experts[e];
+    if (!expert.gate.data) continue;
+    expert.sigmoid_gate = resolve_matrix(role, e, windows);
+    config->sigmoid_gates |= expert.sigmoid_gate.data != nullptr;
+  }
+}
+
+std::vector<uint8_t> missing_experts(const MoeConfig& config) {
+  std::vector<uint8_t> missing;
+  for (const Expert& expert : config.experts) missing.push_back(!expert.gate.data);
+  return missing;
+}
+
 }  // namespace
 
 MoeConfig resolve(const MoeAttributes& a, const std::vector<Window>& windows) {
@@ -172,6 +216,8 @@ MoeConfig resolve(const MoeAttributes& a, const std::vector<Window>& windows) {
   check_lists(down, config.num_experts);
   for (size_t e = 0; e < config.num_experts; ++e)
     config.experts.push_back(resolve_expert(gate, up, down, config.gated, e, windows));
+  resolve_sigmoid_gates(a.sigmoid_gate, windows, &config);
+  if (parse_skips_missing(a.missing_experts)) config.left_out = missing_experts(config);
   return config;
 }
 

@@ -25,6 +25,13 @@ struct MatrixAttributes {
   int64_t bias_stride = 1;
 };
 
+// A vector of each expert.
+struct VectorAttributes {
+  std::vector<int64_t> offsets;  // bytes; -1: this expert has none. Empty: no expert has one
+  std::vector<int64_t> windows;  // empty: all 0
+  int64_t stride = 1;            // elements
+};
+
 struct MoeAttributes {
   int64_t num_experts = 0;
   int64_t hidden_size = 0;
@@ -35,6 +42,8 @@ struct MoeAttributes {
   float activation_beta = 1.0f;
   float swiglu_limit = __builtin_inff();
   std::string weight_on = "output";
+  std::string missing_experts = "error";
+  VectorAttributes sigmoid_gate;
 };
 
 struct Matrix {
@@ -55,6 +64,7 @@ struct Expert {
   // Gate and up lie interleaved: `gate` describes both as one matrix of 2·I outputs, gate first.
   bool interleaved = false;
   Bias gate_bias, up_bias, down_bias;
+  Matrix sigmoid_gate;  // hidden inputs, one output. No data: none
 };
 
 struct MoeConfig {
@@ -63,6 +73,9 @@ struct MoeConfig {
   bool weight_on_input;
   ActivationSpec activation;
   std::vector<Expert> experts;
+  bool sigmoid_gates;  // whether any expert has one
+  // 1 for each missing expert, if choosing it contributes nothing. Empty: choosing a missing expert is an error.
+  std::vector<uint8_t> left_out;
 };
 
 // Throws std::invalid_argument, naming the attribute, what was expected and what came.

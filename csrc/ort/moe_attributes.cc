@@ -109,6 +109,10 @@ operators::MoeAttributes read_moe_attributes(const OrtKernelInfo* info) {
   a.activation_beta = read.real("activation_beta", a.activation_beta);
   a.swiglu_limit = read.real("swiglu_limit", a.swiglu_limit);
   a.weight_on = read.text("weight_on", a.weight_on);
+  a.missing_experts = read.text("missing_experts", a.missing_experts);
+  a.sigmoid_gate.offsets = read.integers_or_none("sigmoid_gate_offsets");
+  a.sigmoid_gate.windows = read.integers_or_none("sigmoid_gate_windows");
+  a.sigmoid_gate.stride = read.integer("sigmoid_gate_stride", a.sigmoid_gate.stride);
   return a;
 }
 

@@ -52,10 +52,16 @@ std::string node_name(const Ort::ConstKernelInfo& info) {
   return "ort_hina MoE node '" + name + "': ";
 }
 
+void check_addend(const Ort::ConstKernelInfo& info) {
+  int constant = 0;
+  info.GetTensorConstantInput(kAddend, &constant);
+  if (constant) fail("input 3 (addend): expected a value computed at run time, got a constant initializer (windows begin at input 4)");
+}
+
 std::vector<operators::Window> read_windows(const Ort::ConstKernelInfo& info) {
   std::vector<operators::Window> windows;
-  for (size_t i = 3; i < info.GetInputCount(); ++i) {
-    const std::string what = "input " + to_string(i) + " (window " + to_string(i - 3) + ")";
+  for (size_t i = kWindows; i < info.GetInputCount(); ++i) {
+    const std::string what = "input " + to_string(i) + " (window " + to_string(i - kWindows) + ")";
     int constant = 0;
     const auto value = info.GetTensorConstantInput(i, &constant);
     if (!constant) fail(what + ": expected a constant initializer, got a value computed at run time");
@@ -81,6 +87,40 @@ Rows rows_of(const Ort::ConstValue& value, const char* what) {
   for (size_t i = 0; i + 1 < r.shape.size(); ++i) r.rows *= static_cast<size_t>(r.shape[i]);
   r.width = static_cast<size_t>(r.shape.back());
   return r;
+}
+
+void read_ids(const Ort::ConstValue& ids, const Rows& x, size_t num_experts, operators::MoeInputs* in) {
+  in->k = num_experts;
+  if (!ids) return;
+  const Rows chosen = rows_of(ids, "input 1 (expert_ids)");
+  if (chosen.rows != x.rows)
+    fail("input 1 (expert_ids): expected " + to_string(x.rows) + " rows as in X " + describe(x.shape) + ", got shape " +
+         describe(chosen.shape));
+  in->ids_are_64_bit = chosen.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+  if (!in->ids_are_64_bit && chosen.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32)
+    fail(std::string("input 1 (expert_ids) is ") + type_name(chosen.type) + ", expected int32 or int64");
+  in->k = chosen.width;
+  in->ids = ids.GetTensorRawData();
+}
+
+void read_weights(const Ort::ConstValue& weights, const Rows& x, operators::MoeInputs* in) {
+  if (!weights) return;
+  const Rows weight = rows_of(weights, "input 2 (expert_weights)");
+  if (weight.rows != x.rows || weight.width != in->k)
+    fail("input 2 (expert_weights): expected " + to_string(x.rows) + " rows of " + to_string(in->k) + " weights (" +
+         (in->ids ? "as many as expert_ids" : "one for each expert, since expert_ids is absent") + "), got shape " + describe(weight.shape));
+  in->weights_type = floating_type(weight.type, "input 2 (expert_weights)");
+  in->weights = weights.GetTensorRawData();
+}
+
+void read_addend(const Ort::ConstValue& addend, const Rows& x, operators::MoeInputs* in) {
+  if (!addend) return;
+  const auto info = addend.GetTensorTypeAndShapeInfo();
+  if (info.GetElementType() != x.type)
+    fail(std::string("input 3 (addend) is ") + type_name(info.GetElementType()) + ", expected " + type_name(x.type) + " as X");
+  if (info.GetShape() != x.shape)
+    fail("input 3 (addend): expected the shape of X " + describe(x.shape) + ", got " + describe(info.GetShape()));
+  in->addend = addend.GetTensorRawData();
 }
 
 // The region over ONNX Runtime's own pool.
@@ -141,6 +181,7 @@ OrtStatusPtr status_of(const std::string& node, const std::exception& error) {
 MoeKernel::MoeKernel(const OrtKernelInfo* raw, const Settings& settings)
     : node_(node_name(Ort::ConstKernelInfo{raw})), threads_(settings.threads) {
   const Ort::ConstKernelInfo info{raw};
+  check_addend(info);
   moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), read_windows(info), runtime::choose_isa().isa,
                                           settings.bf16_compute);
 }
@@ -156,34 +197,19 @@ OrtStatusPtr MoeKernel::ComputeV2(OrtKernelContext* context) {
 
 void MoeKernel::compute(OrtKernelContext* raw) const {
   const Ort::KernelContext context(raw);
-  const Ort::ConstValue x = context.GetInput(0), ids = context.GetInput(1), weights = context.GetInput(2);
+  const Ort::ConstValue x = context.GetInput(kX);
   const Rows rows = rows_of(x, "input 0 (X)");
-  const Rows chosen = rows_of(ids, "input 1 (expert_ids)");
-  const Rows weight = rows_of(weights, "input 2 (expert_weights)");
   if (rows.width != moe_->config().hidden)
     fail("input 0 (X): expected a last dimension of " + to_string(moe_->config().hidden) + " (hidden_size), got shape " +
          describe(rows.shape));
-  if (chosen.rows != rows.rows)
-    fail("input 1 (expert_ids): expected " + to_string(rows.rows) + " rows as in X " + describe(rows.shape) +
-         ", got shape " + describe(chosen.shape));
-  if (weight.shape != chosen.shape)
-    fail("input 2 (expert_weights): expected the shape of expert_ids " + describe(chosen.shape) + ", got " +
-         describe(weight.shape));
-  const bool wide = chosen.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
-  if (!wide && chosen.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32)
-    fail(std::string("input 1 (expert_ids) is ") + type_name(chosen.type) + ", expected int32 or int64");
-
-  Ort::UnownedValue y = context.GetOutput(0, rows.shape);
   operators::MoeInputs in = {};
   in.x = x.GetTensorRawData();
   in.x_type = floating_type(rows.type, "input 0 (X)");
-  in.ids = ids.GetTensorRawData();
-  in.ids_are_64_bit = wide;
-  in.weights = weights.GetTensorRawData();
-  in.weights_type = floating_type(weight.type, "input 2 (expert_weights)");
   in.tokens = rows.rows;
-  in.k = chosen.width;
-  in.y = y.GetTensorMutableRawData();
+  read_ids(context.GetInput(kExpertIds), rows, moe_->config().num_experts, &in);
+  read_weights(context.GetInput(kExpertWeights), rows, &in);
+  read_addend(context.GetInput(kAddend), rows, &in);
+  in.y = context.GetOutput(0, rows.shape).GetTensorMutableRawData();
 
   Scratch scratch(raw);
   const runtime::Pool pool = {raw, parallel_for, threads_};

@@ -20,6 +20,9 @@ struct Settings {
   bool bf16_compute;
 };
 
+// The inputs of a node, in order.
+enum Input : size_t { kX, kExpertIds, kExpertWeights, kAddend, kWindows };
+
 class MoeKernel {
  public:
   MoeKernel(const OrtKernelInfo* info, const Settings& settings);
@@ -36,21 +39,25 @@ class MoeKernel {
 // One instance for each type of X; ONNX Runtime picks by type.
 class MoeOp : public Ort::CustomOpBase<MoeOp, MoeKernel, /*WithStatus=*/true> {
  public:
-  MoeOp(ONNXTensorElementDataType x_type, const Settings& settings) : x_type_(x_type), settings_(settings) {
+  // `infers_shapes`: whether the runtime may ask for the shape of Y. Those before 1.24 read beyond a null pointer when they do
+  // and an input is left out.
+  MoeOp(ONNXTensorElementDataType x_type, const Settings& settings, bool infers_shapes)
+      : x_type_(x_type), settings_(settings) {
     OrtCustomOp::version = kApiVersion;
-    OrtCustomOp::InferOutputShapeFn = infer_output_shape;
+    OrtCustomOp::InferOutputShapeFn = infers_shapes ? infer_output_shape : nullptr;
   }
 
   OrtStatusPtr CreateKernelV2(const OrtApi& api, const OrtKernelInfo* info, void** kernel) const;
   const char* GetName() const { return "MoE"; }
   const char* GetExecutionProviderType() const { return "CPUExecutionProvider"; }
 
-  size_t GetInputTypeCount() const { return 4; }
+  size_t GetInputTypeCount() const { return kWindows + 1; }
   ONNXTensorElementDataType GetInputType(size_t i) const {
-    return i == 0 ? x_type_ : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    return i == kX ? x_type_ : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   }
   OrtCustomOpInputOutputCharacteristic GetInputCharacteristic(size_t i) const {
-    return i < 3 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_VARIADIC;
+    if (i == kX) return INPUT_OUTPUT_REQUIRED;
+    return i < kWindows ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_VARIADIC;
   }
   int GetVariadicInputMinArity() const { return 1; }
   bool GetVariadicInputHomogeneity() const { return false; }

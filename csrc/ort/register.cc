@@ -1,5 +1,6 @@
 // The library's only export.
 #include <cstdlib>
+#include <limits>
 #include <list>
 #include <mutex>
 
@@ -12,6 +13,8 @@ namespace {
 constexpr char kDomain[] = "ort_hina";
 constexpr char kThreadsKey[] = "ort_hina.threads";
 constexpr char kComputeKey[] = "ort_hina.compute";
+// From this minor version on, ONNX Runtime asks for shapes also where an optional input is left out.
+constexpr unsigned long kSafeInference = 24;
 
 // What one session's options registered. ONNX Runtime keeps pointers into it as long as any session lives, and does not say
 // when the last one ends, so it is kept to the end of the process.
@@ -52,15 +55,21 @@ bool read_bf16_compute(const OrtSessionOptions* options) {
                               text + "'");
 }
 
-void register_ops(OrtSessionOptions* options) {
+// Of "1.24.1", 24; of any other major version, or of what is no version, the most there is.
+unsigned long minor_version(const std::string& version) {
+  return version.rfind("1.", 0) == 0 ? std::strtoul(version.c_str() + 2, nullptr, 10) : std::numeric_limits<unsigned long>::max();
+}
+
+void register_ops(OrtSessionOptions* options, const std::string& version) {
   static std::mutex mutex;
   static std::list<Registration> registrations;
   const Settings settings = {read_threads(options), read_bf16_compute(options)};
+  const bool infers_shapes = minor_version(version) >= kSafeInference;
   const std::lock_guard<std::mutex> lock(mutex);
   Registration& registration = registrations.emplace_back();
   for (auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
                     ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16}) {
-    registration.ops.emplace_back(type, settings);
+    registration.ops.emplace_back(type, settings, infers_shapes);
     registration.domain.Add(&registration.ops.back());
   }
   Ort::ThrowOnError(Ort::GetApi().AddCustomOpDomain(options, registration.domain));
@@ -79,7 +88,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL Regist
   }
   Ort::InitApi(api);
   try {
-    ort_hina::ort::register_ops(options);
+    ort_hina::ort::register_ops(options, base->GetVersionString());
     return nullptr;
   } catch (const std::exception& error) {
     return api->CreateStatus(ORT_INVALID_ARGUMENT, (std::string("ort_hina: ") + error.what()).c_str());

@@ -11,7 +11,7 @@ void Routing::begin(size_t slots, size_t experts, size_t chunks) {
   expert.resize(slots);
 }
 
-void Routing::arrange() {
+void Routing::arrange(const std::vector<uint8_t>& left_out) {
   active.clear();
   uint32_t at = 0;
   for (size_t e = 0; e < experts_; ++e) {
@@ -21,8 +21,10 @@ void Routing::arrange() {
       chunk_counts(chunk)[e] = at;
       at += count;
     }
-    active_index_[e] = static_cast<uint32_t>(active.size());
-    if (at > begin) active.push_back({static_cast<uint32_t>(e), begin, at - begin});
+    // Their slots are sorted with the others, but nobody looks at them.
+    const bool out = !left_out.empty() && left_out[e];
+    active_index_[e] = out ? kNoExpert : static_cast<uint32_t>(active.size());
+    if (at > begin && !out) active.push_back({static_cast<uint32_t>(e), begin, at - begin});
   }
 }
 

@@ -6,6 +6,15 @@
 
 namespace ort_hina::plan {
 
+// Of a slot whose expert is left out.
+constexpr uint32_t kNoExpert = UINT32_MAX;
+
+// The ids of a call in which every token goes to every expert, in order.
+struct EveryExpert {
+  size_t experts;
+  int64_t operator[](size_t slot) const { return static_cast<int64_t>(slot % experts); }
+};
+
 struct ActiveExpert {
   uint32_t id;
   uint32_t begin;  // first sorted slot
@@ -15,17 +24,17 @@ struct ActiveExpert {
 // A slot is one choice of one token: slot t*k + j is the j-th choice of token t.
 class Routing {
  public:
-  std::vector<ActiveExpert> active;  // ascending ids, those with at least one slot
+  std::vector<ActiveExpert> active;  // ascending ids, those with at least one slot that are not left out
   std::vector<uint32_t> order;       // sorted position -> slot; within an expert, slots ascend
   std::vector<uint32_t> position;    // slot -> sorted position
-  std::vector<uint32_t> expert;      // slot -> index into `active`
+  std::vector<uint32_t> expert;      // slot -> index into `active`, or kNoExpert
 
   // Then count() of every chunk, arrange(), place() of every chunk. Chunks are independent of each other.
   void begin(size_t slots, size_t experts, size_t chunks);
 
-  // Returns the chunk's first slot whose id lies outside [0, experts), or slots() if there is none.
-  template <typename Id>
-  size_t count(const Id* ids, size_t chunk) {
+  // `ids[slot]` is an integer. Returns the chunk's first slot whose id lies outside [0, experts), or slots() if there is none.
+  template <typename Ids>
+  size_t count(Ids ids, size_t chunk) {
     uint32_t* counts = chunk_counts(chunk);
     size_t bad = slots_;
     for (size_t s = first_slot(chunk); s < first_slot(chunk + 1); ++s) {
@@ -35,11 +44,11 @@ class Routing {
     return bad;
   }
 
-  // All ids must lie in [0, experts).
-  void arrange();
+  // All ids must lie in [0, experts). `left_out`: 1 for each expert whose slots get none; empty: there is no such expert.
+  void arrange(const std::vector<uint8_t>& left_out = {});
 
-  template <typename Id>
-  void place(const Id* ids, size_t chunk) {
+  template <typename Ids>
+  void place(Ids ids, size_t chunk) {
     uint32_t* next = chunk_counts(chunk);
     for (size_t s = first_slot(chunk); s < first_slot(chunk + 1); ++s) {
       const size_t e = static_cast<size_t>(ids[s]);
@@ -59,7 +68,7 @@ class Routing {
 
   size_t slots_ = 0, experts_ = 0, chunks_ = 1;
   std::vector<uint32_t> counts_;        // [chunks][experts]: how many, then where the next one goes
-  std::vector<uint32_t> active_index_;  // expert -> index into `active`
+  std::vector<uint32_t> active_index_;  // expert -> index into `active`, or kNoExpert
 };
 
 }  // namespace ort_hina::plan

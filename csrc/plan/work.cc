@@ -37,7 +37,7 @@ uint32_t WorkPlan::Grid::items() const { return rows ? u32(ceil_div(rows, row_bl
 void WorkPlan::build(const Problem& problem) {
   p_ = problem;
   experts_ = problem.experts->size();
-  grids_.resize(kSteps * experts_);
+  grids_.resize((kSteps - 1) * experts_ + 1);
   fine_.resize(experts_);
 
   size_t rows = 0, row_blocks = 0;
@@ -55,10 +55,10 @@ void WorkPlan::build(const Problem& problem) {
 void WorkPlan::add_step(Step step) {
   const size_t s = static_cast<size_t>(step);
   uint32_t first = 0;
-  const size_t count = step == Step::kCombine ? std::min<size_t>(experts_, 1) : experts_;
+  const size_t count = step == Step::kCombine ? 1 : experts_;
   for (size_t e = 0; e < count; ++e) {
     Grid& grid = grids_[s * experts_ + e];
-    grid = make(step, e);
+    grid = step == Step::kCombine ? combine() : make(step, e);
     grid.first = first;
     first += grid.items();
   }
@@ -83,13 +83,15 @@ WorkPlan::Grid WorkPlan::make(Step step, size_t e) const {
       return {0, load.rows, u32(p_.intermediate), load.rows, u32(block), u32(ceil_div(p_.intermediate, block))};
     }
     case Step::kDown: return matmul(load, load.down, p_.hidden, p_.intermediate, even, fine_[e]);
-    case Step::kCombine: {
-      const size_t columns = std::max<size_t>(512, ceil_div(p_.hidden * p_.tokens, p_.threads * kItemsPerThread));
-      const size_t rows = std::max<size_t>(1, columns / p_.hidden), width = std::min(columns, p_.hidden);
-      return {0, u32(p_.tokens), u32(p_.hidden), u32(std::min(rows, p_.tokens)), u32(width), u32(ceil_div(p_.hidden, width))};
-    }
+    case Step::kCombine: break;
   }
   return grid;
+}
+
+WorkPlan::Grid WorkPlan::combine() const {
+  const size_t columns = std::max<size_t>(512, ceil_div(p_.hidden * p_.tokens, p_.threads * kItemsPerThread));
+  const size_t rows = std::max<size_t>(1, columns / p_.hidden), width = std::min(columns, p_.hidden);
+  return {0, u32(p_.tokens), u32(p_.hidden), u32(std::min(rows, p_.tokens)), u32(width), u32(ceil_div(p_.hidden, width))};
 }
 
 WorkPlan::Grid WorkPlan::matmul(const ExpertLoad& load, const MatmulForm& form, size_t n, size_t k, size_t even,

@@ -26,7 +26,7 @@ struct ExpertLoad {
 };
 
 struct Problem {
-  const std::vector<ExpertLoad>* experts;
+  const std::vector<ExpertLoad>* experts;  // of none, the weighted sums are still to be done
   size_t tokens;
   size_t hidden;
   size_t intermediate;
@@ -88,6 +88,7 @@ class WorkPlan {
   const Grid& grid(Step step, size_t expert) const { return grids_[static_cast<size_t>(step) * experts_ + expert]; }
   void add_step(Step step);
   Grid make(Step step, size_t expert) const;
+  Grid combine() const;
   Grid matmul(const ExpertLoad& load, const MatmulForm& form, size_t n, size_t k, size_t even, bool fine) const;
   uint32_t event(Step step, size_t expert) const;
   // What must be finished before this step of this expert.
@@ -95,7 +96,7 @@ class WorkPlan {
 
   Problem p_ = {};
   size_t experts_ = 0;
-  std::vector<Grid> grids_;  // [steps][experts]; of kCombine only the first
+  std::vector<Grid> grids_;  // [steps][experts]; of kCombine one only
   size_t ends_[kSteps] = {};
   size_t even_[kSteps] = {};       // outputs of an even share
   std::vector<uint8_t> fine_;      // experts whose items are smaller, since they come last

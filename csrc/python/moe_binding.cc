@@ -1,4 +1,5 @@
 #include <memory>
+#include <optional>
 
 #include "operators/moe.h"
 #include "python/bindings.h"
@@ -40,6 +41,10 @@ operators::MoeAttributes moe_attributes(const py::dict& a) {
   take(a, "activation_beta", &attributes.activation_beta);
   take(a, "swiglu_limit", &attributes.swiglu_limit);
   take(a, "weight_on", &attributes.weight_on);
+  take(a, "missing_experts", &attributes.missing_experts);
+  attributes.sigmoid_gate.offsets = integers(a, "sigmoid_gate_offsets");
+  attributes.sigmoid_gate.windows = integers(a, "sigmoid_gate_windows");
+  take(a, "sigmoid_gate_stride", &attributes.sigmoid_gate.stride);
   return attributes;
 }
 
@@ -55,27 +60,25 @@ class NativeMoe {
     moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa), bf16_compute);
   }
 
-  Bytes run(const Bytes& x, const std::string& x_type, const py::array& ids, const Bytes& weights,
-            const std::string& weights_type, size_t threads) const {
+  Bytes run(const Bytes& x, const std::string& x_type, const std::optional<py::array>& ids,
+            const std::optional<Bytes>& weights, const std::string& weights_type, size_t threads,
+            const std::optional<Bytes>& addend) const {
     operators::MoeInputs in = {};
     in.x_type = data_type(x_type);
     in.weights_type = data_type(weights_type);
-    if (ids.ndim() != 2) throw std::invalid_argument("ids: expected rank 2");
-    const bool wide = py::isinstance<py::array_t<int64_t, py::array::c_style>>(ids);
-    if (!wide && !py::isinstance<py::array_t<int32_t, py::array::c_style>>(ids))
-      throw std::invalid_argument("ids: expected a contiguous int32 or int64 array");
-    in.tokens = static_cast<size_t>(ids.shape(0));
-    in.k = static_cast<size_t>(ids.shape(1));
     const size_t row_bytes = moe_->config().hidden * size_of(in.x_type);
+    in.tokens = static_cast<size_t>(x.size()) / row_bytes;
+    in.k = moe_->config().num_experts;
+    if (ids) read_ids(*ids, &in);
     if (static_cast<size_t>(x.size()) != in.tokens * row_bytes) throw std::invalid_argument("x: expected tokens × hidden_size elements");
-    if (static_cast<size_t>(weights.size()) != in.tokens * in.k * size_of(in.weights_type))
-      throw std::invalid_argument("weights: expected as many elements as ids");
+    if (weights && static_cast<size_t>(weights->size()) != in.tokens * in.k * size_of(in.weights_type))
+      throw std::invalid_argument(ids ? "weights: expected as many elements as ids" : "weights: expected tokens × experts elements");
+    if (addend && addend->size() != x.size()) throw std::invalid_argument("addend: expected as many elements as x");
     if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
     Bytes y(std::vector<size_t>{in.tokens * row_bytes});
     in.x = x.data();
-    in.ids = ids.data();
-    in.ids_are_64_bit = wide;
-    in.weights = weights.data();
+    in.weights = weights ? weights->data() : nullptr;
+    in.addend = addend ? addend->data() : nullptr;
     in.y = y.mutable_data();
 
     const runtime::Pool pool = {&threads, std_parallel_for, threads};
@@ -89,6 +92,16 @@ class NativeMoe {
   }
 
  private:
+  static void read_ids(const py::array& ids, operators::MoeInputs* in) {
+    if (ids.ndim() != 2) throw std::invalid_argument("ids: expected rank 2");
+    in->ids_are_64_bit = py::isinstance<py::array_t<int64_t, py::array::c_style>>(ids);
+    if (!in->ids_are_64_bit && !py::isinstance<py::array_t<int32_t, py::array::c_style>>(ids))
+      throw std::invalid_argument("ids: expected a contiguous int32 or int64 array");
+    in->tokens = static_cast<size_t>(ids.shape(0));
+    in->k = static_cast<size_t>(ids.shape(1));
+    in->ids = ids.data();
+  }
+
   std::vector<std::pair<Bytes, std::string>> windows_;
   std::unique_ptr<operators::Moe> moe_;
 };
@@ -99,9 +112,11 @@ void bind_moe(py::module_& m) {
   py::class_<NativeMoe>(m, "Moe", "One MoE node (docs/operators.md). The windows are referenced, not copied.")
       .def(py::init<const py::dict&, std::vector<std::pair<Bytes, std::string>>, const std::string&, bool>(),
            py::arg("attributes"), py::arg("windows"), py::arg("isa") = "", py::arg("bf16_compute") = false)
-      .def("run", &NativeMoe::run, py::arg("x"), py::arg("x_type"), py::arg("ids"), py::arg("weights"),
-           py::arg("weights_type"), py::arg("threads") = 1,
-           "Bytes of Y. x and weights are uint8 views of their elements; ids is an int32 or int64 array [T, k].");
+      .def("run", &NativeMoe::run, py::arg("x"), py::arg("x_type"), py::arg("ids") = py::none(),
+           py::arg("weights") = py::none(), py::arg("weights_type") = "float", py::arg("threads") = 1,
+           py::arg("addend") = py::none(),
+           "Bytes of Y. x, weights and addend are uint8 views of their elements; ids is an int32 or int64 array [T, k]. Without "
+           "ids every token goes to every expert; without weights all are 1.");
 }
 
 }  // namespace ort_hina::python

@@ -48,7 +48,7 @@ def moe_attributes(shape: MoeShape, dtype: str, layout: str) -> dict:
 def fused_model(directory: Path, shape: MoeShape, dtype: str, layout: str) -> Path:
     """One `ort_hina::MoE` node; layout nk or kn."""
     node = helper.make_node(
-        "MoE", ["x", "ids", "weights", "window"], ["y"], name="moe", domain="ort_hina",
+        "MoE", ["x", "ids", "weights", "", "window"], ["y"], name="moe", domain="ort_hina",
         **moe_attributes(shape, dtype, layout),
     )  # fmt: skip
     window = _external("window", dtype, [shape.experts * 3 * shape.matrix_elements()], 0)

@@ -28,7 +28,7 @@ def windows_of(path: str) -> tuple[dict, list[tuple[bytes, int]]]:
     (node,) = (node for node in model.graph.node if node.op_type == "MoE")
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     windows = []
-    for name in node.input[3:]:
+    for name in node.input[4:]:
         tensor = tensors[name]
         size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         if tensor.data_location == onnx.TensorProto.EXTERNAL:

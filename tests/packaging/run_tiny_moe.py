@@ -25,7 +25,7 @@ def write_model(path: Path, gate: np.ndarray, up: np.ndarray, down: np.ndarray) 
     matrix = 4 * HIDDEN * INTERMEDIATE
     gate_offsets = [matrix * expert for expert in range(EXPERTS)]
     node = helper.make_node(
-        "MoE", ["X", "ids", "weights", "window"], ["Y"], domain="ort_hina",
+        "MoE", ["X", "ids", "weights", "", "window"], ["Y"], domain="ort_hina",
         num_experts=EXPERTS, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, activation="silu",
         gate_offsets=gate_offsets, gate_strides=[1, HIDDEN],
         up_offsets=[offset + EXPERTS * matrix for offset in gate_offsets], up_strides=[1, HIDDEN],

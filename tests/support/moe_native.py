@@ -30,10 +30,11 @@ class NativeMoe:
         data = self._moe.run(
             self._protect(tokens.x_data),
             tokens.x_type,
-            self._protect(tokens.ids),
-            self._protect(tokens.routing_data),
+            None if "ids" in tokens.omit else self._protect(tokens.ids),
+            None if "weights" in tokens.omit else self._protect(tokens.routing_data),
             tokens.routing_type,
             threads,
+            None if tokens.addend is None else self._protect(tokens.addend_data),
         )
         return decode(data, tokens.x_type).reshape(tokens.x.shape)
 
@@ -51,7 +52,7 @@ def exact(weights: MoeWeights, tokens: MoeTokens, isa: str = "", *, bf16_compute
 def _reference(weights: MoeWeights, tokens: MoeTokens, isa: str, bf16_compute: bool, follow: bool) -> Bounded:
     return reference(
         weights, tokens.x, tokens.ids, tokens.routing, tokens.x_type,
-        lambda kind: product_type(isa, kind, bf16_compute), follow=follow,
+        lambda kind: product_type(isa, kind, bf16_compute), follow=follow, addend=tokens.addend,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .activations import STEEPEST, activate, activation_error
+from .activations import FLUSHED, STEEPEST, activate, activation_error, sigmoid
 from .bfloat16 import as_operand, operand_error
 from .elements import rounding
 from .float32 import UNDERFLOW, UNIT, gamma, lost_below
@@ -41,6 +41,7 @@ def reference(
     products: Callable[[str], str] = in_float,
     *,
     follow: bool = True,
+    addend: np.ndarray | None = None,
 ) -> Bounded:
     """Y of the node, float64 [T, H], and its error bound.
 
@@ -53,7 +54,11 @@ def reference(
         E(act)  = 1.13·E(gate) + the evaluation's own error (the slope of each activation is under 1.129)
         E(h)    = |act|·E(up) + |up|·E(act) + E(act)·E(up) + u·|h|
         E(down) = Σ E(h')·|w'| + Σ |h'|·E(w') + gamma(I)·Σ|h'·w'|;  with a bias as above
-        E(y)    = Σ_j |p_j|·E(down_j) + gamma(k)·Σ_j |p_j·down_j|, and one rounding to the type of Y
+        E(z)    = gamma(H)·Σ|x·g|                                 of a sigmoid gate
+        E(s)    = E(z)/4 + gamma(4)·|s|: no slope of the sigmoid is steeper; e^-z is good to two u, 1 + and 1 / have one each
+        E(p')   = |p|·E(s) + u·|p·s|;  without a gate p' = p, exactly
+        E(y)    = Σ_j |p'_j|·E(down_j) + |down_j|·E(p'_j) + gamma(k)·Σ_j |p'_j·down_j|; with an addend, + u·|sum|; and one
+                  rounding to the type of Y
 
     where |v| stands for the largest magnitude that the computed v can have, |v| + E(v). What a sum loses because numbers can
     be too small comes on top (`float32.lost_below`).
@@ -69,7 +74,7 @@ def reference(
     kernel cannot hide behind 2^-8.
 
     Args:
-        x, routing: the float64 values of the inputs, [T, H] and [T, k]; ids: [T, k].
+        x, routing, addend: the float64 values of the inputs, [T, H], [T, k] and [T, H]; ids: [T, k].
         products: from the element type of a matrix to the type of its products, "float" or "bfloat16".
         follow: see above.
     """
@@ -79,17 +84,22 @@ def reference(
     tokens, k = ids.shape
     total, error, magnitude = (np.zeros((tokens, x.shape[1])) for _ in range(3))
     for expert in np.unique(ids):
+        if node.is_skipped(expert):
+            continue
         token, choice = np.nonzero(ids == expert)
-        p = routing[token, choice][:, None]
-        rows = Bounded(x[token], np.zeros((token.size, x.shape[1])))
+        p = node.weight(expert, x[token], routing[token, choice])
+        rows = _exactly(x[token])
         if on_input:
-            scaled = x[token] * p
-            rows, p = Bounded(scaled, UNIT * np.abs(scaled) + UNDERFLOW), np.ones_like(p)
+            scaled = x[token] * p.value
+            rows, p = Bounded(scaled, UNIT * np.abs(scaled) + UNDERFLOW), _exactly(np.ones_like(p.value))
         down = node.expert(expert, rows)
-        np.add.at(total, token, p * down.value)
-        np.add.at(error, token, np.abs(p) * down.error + UNDERFLOW)
-        np.add.at(magnitude, token, np.abs(p) * down.most())
+        np.add.at(total, token, p.value * down.value)
+        np.add.at(error, token, p.most() * down.error + p.error * np.abs(down.value) + UNDERFLOW)
+        np.add.at(magnitude, token, p.most() * down.most())
     error += gamma(k) * magnitude
+    if addend is not None:
+        total = total + addend
+        error = error + UNIT * (np.abs(total) + error)
     if y_type != "float":
         error = error + rounding(np.abs(total) + error, y_type)
     return Bounded(total, error)
@@ -100,6 +110,21 @@ class _Node:
     weights: MoeWeights
     products: Callable[[str], str]
     follow: bool
+
+    def is_skipped(self, expert: int) -> bool:
+        attributes = self.weights.attributes
+        return attributes.get("missing_experts") == "skip" and attributes["gate_offsets"][expert] == -1
+
+    def weight(self, expert: int, x: np.ndarray, routing: np.ndarray) -> Bounded:
+        """What multiplies the expert's answers to these tokens, [tokens, 1]."""
+        p, gates = routing[:, None], self.weights.sigmoid_gates
+        if gates is None or np.isnan(gates[expert]).any():
+            return _exactly(p)
+        z = x @ gates[expert][:, None]
+        own = gamma(x.shape[1]) * (np.abs(x) @ np.abs(gates[expert])[:, None]) + lost_below(x.shape[1], "float")
+        s = Bounded(sigmoid(z), own / 4)
+        s = Bounded(s.value, s.error + gamma(4) * s.most() + FLUSHED)
+        return Bounded(p * s.value, np.abs(p) * (s.error + UNIT * s.most()) + UNDERFLOW)
 
     def expert(self, expert: int, x: Bounded) -> Bounded:
         """What the expert answers to these tokens."""
@@ -138,6 +163,10 @@ class _Node:
             return Bounded(value, v.error)
         low, high = as_operand(v.value - v.error), as_operand(v.value + v.error)
         return Bounded(value, np.maximum(high - value, value - low))
+
+
+def _exactly(value: np.ndarray) -> Bounded:
+    return Bounded(value, np.zeros_like(value))
 
 
 def _activation(attributes: dict[str, Any], gate: Bounded) -> Bounded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,18 @@ def moe_model(
     ids_type: int = TensorProto.INT64,
     routing_type: int = TensorProto.FLOAT,
     rank: int | None = 2,
+    omit: Collection[str] = (),
+    addend_type: int | None = None,
     attributes: dict[str, Any] | None = None,
     initializers: Sequence[TensorProto] | None = None,
     window_inputs: int = 0,
 ) -> ModelProto:
-    """X, ids, weights → MoE → Y; the types are ONNX's.
+    """X, ids, weights, addend → MoE → Y; the types are ONNX's.
 
     Args:
         rank: of the inputs; None: the graph says nothing about their shapes.
+        omit: which of "ids" and "weights" the node does not get.
+        addend_type: None: the node does not get one.
         attributes: in place of the weights' own.
         initializers: in place of inline windows.
         window_inputs: so many windows are inputs of the graph instead.
@@ -49,7 +53,13 @@ def moe_model(
 
     node = helper.make_node(
         "MoE",
-        ["X", "ids", "routing", *(tensor.name for tensor in (*computed, *tensors))],
+        [
+            "X",
+            "" if "ids" in omit else "ids",
+            "" if "weights" in omit else "routing",
+            "" if addend_type is None else "addend",
+            *(tensor.name for tensor in (*computed, *tensors)),
+        ],
         ["Y"],
         name=NODE_NAME,
         domain="ort_hina",
@@ -57,8 +67,9 @@ def moe_model(
     )
     inputs = [
         value("X", x_type, weights.attributes["hidden_size"]),
-        value("ids", ids_type, "k"),
-        value("routing", routing_type, "k"),
+        *([] if "ids" in omit else [value("ids", ids_type, "k")]),
+        *([] if "weights" in omit else [value("routing", routing_type, "k")]),
+        *([] if addend_type is None else [value("addend", addend_type, weights.attributes["hidden_size"])]),
         *(helper.make_tensor_value_info(tensor.name, tensor.data_type, ["n"]) for tensor in computed),
     ]
     output = helper.make_tensor_value_info("Y", x_type, None)
@@ -74,6 +85,8 @@ def model_for(weights: MoeWeights, tokens: MoeTokens, **arguments: Any) -> Model
         x_type=ONNX_TYPE[tokens.x_type],
         ids_type=IDS_TYPE[tokens.ids.dtype],
         routing_type=ONNX_TYPE[tokens.routing_type],
+        omit=tokens.omit,
+        addend_type=None if tokens.addend is None else ONNX_TYPE[tokens.x_type],
         **arguments,
     )
 
@@ -133,8 +146,13 @@ def run_session(
     x_shape, k_shape = [*shape, tokens.x.shape[1]], [*shape, tokens.ids.shape[1]]
     binding = session.io_binding()
     binding.bind_input("X", "cpu", 0, ONNX_TYPE[tokens.x_type], x_shape, x.ctypes.data)
-    binding.bind_input("ids", "cpu", 0, IDS_TYPE[tokens.ids.dtype], k_shape, ids.ctypes.data)
-    binding.bind_input("routing", "cpu", 0, ONNX_TYPE[tokens.routing_type], k_shape, routing.ctypes.data)
+    if "ids" not in tokens.omit:
+        binding.bind_input("ids", "cpu", 0, IDS_TYPE[tokens.ids.dtype], k_shape, ids.ctypes.data)
+    if "weights" not in tokens.omit:
+        binding.bind_input("routing", "cpu", 0, ONNX_TYPE[tokens.routing_type], k_shape, routing.ctypes.data)
+    if tokens.addend is not None:
+        addend = guarded(tokens.addend_data)
+        binding.bind_input("addend", "cpu", 0, ONNX_TYPE[tokens.x_type], x_shape, addend.ctypes.data)
     binding.bind_output("Y", "cpu", 0, ONNX_TYPE[tokens.x_type], x_shape, y.ctypes.data)
     session.run_with_iobinding(binding)
     return decode(y, tokens.x_type).reshape(tokens.x.shape)

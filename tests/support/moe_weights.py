@@ -24,12 +24,14 @@ class MoeWeights:
         windows: (uint8 bytes, element type) of each.
         matrices: role → float64 [experts, k, n]; no ``up`` for a plain FFN.
         biases: role → float64 [experts, n]; empty without biases.
+        sigmoid_gates: float64 [experts, hidden], NaN for an expert without; None: no expert has one.
     """
 
     attributes: dict[str, Any]
     windows: list[tuple[np.ndarray, str]]
     matrices: dict[str, np.ndarray]
     biases: dict[str, np.ndarray] = field(default_factory=dict)
+    sigmoid_gates: np.ndarray | None = None
 
     def kind(self, role: str, expert: int) -> str:
         """The element type of this matrix."""
@@ -48,6 +50,8 @@ class MoeSpec:
         missing: experts without weights.
         padding: elements between the rows of each matrix.
         scale: of gate and up, beyond what keeps their outputs near 1.
+        sigmoid_gates: experts with a sigmoid gate, which lies in the window of down; None: no such attribute.
+        sigmoid_gate_stride: of their vectors.
         extra: further attributes (``activation_alpha``, …).
     """
 
@@ -61,6 +65,8 @@ class MoeSpec:
     gated: bool = True
     bias: bool = False
     missing: frozenset[int] = frozenset()
+    sigmoid_gates: frozenset[int] | None = None
+    sigmoid_gate_stride: int = 1
     padding: int = 0
     scale: float = 1.0
     activation: str = "silu"
@@ -96,6 +102,7 @@ class _Maker:
                 self._place(group, expert, [matrices[role] for role in group])
                 if spec.bias:
                     self._place_bias(group, expert, [biases[role] for role in group])
+        gates = None if spec.sigmoid_gates is None else self._place_sigmoid_gates()
         self.attributes |= {
             "num_experts": spec.experts,
             "hidden_size": spec.hidden,
@@ -104,7 +111,24 @@ class _Maker:
             **spec.extra,
         }
         windows = [(writer.bytes(), writer.kind) for writer in self.writers]
-        return MoeWeights(self.attributes, windows, self.matrices, self.biases)
+        return MoeWeights(self.attributes, windows, self.matrices, self.biases, gates)
+
+    def _place_sigmoid_gates(self) -> np.ndarray:
+        spec, stride = self.spec, self.spec.sigmoid_gate_stride
+        gates = np.full((spec.experts, spec.hidden), np.nan)
+        for expert in range(spec.experts):
+            values = self.values.standard_normal(spec.hidden) * (2 / np.sqrt(spec.hidden))
+            window, writer = self._window("down", expert)
+            offset = -1
+            if expert in spec.sigmoid_gates:
+                strided = np.full((spec.hidden - 1) * stride + 1, np.nan, np.float32)
+                strided[::stride] = values
+                offset, kept = writer.place(strided)
+                gates[expert] = kept[::stride]
+            self._record("sigmoid_gate_offsets", offset)
+            self._record("sigmoid_gate_windows", window)
+        self.attributes["sigmoid_gate_stride"] = stride
+        return gates
 
     def _groups(self) -> list[list[str]]:
         """The matrices that lie in one array each."""

@@ -11,7 +11,7 @@ from support.elements import ELEMENTS
 from support.layouts import GATE_UP, SINGLE
 from support.levels import every_level
 from support.moe_native import NativeMoe, assert_within, expected
-from support.moe_tokens import make_tokens, random_ids
+from support.moe_tokens import make_tokens, random_ids, without_ids
 from support.moe_weights import MoeSpec, make_weights
 
 sizes = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 80, 129, 257, 300]))
@@ -31,6 +31,9 @@ def specs(draw) -> MoeSpec:
         }
     gated = activation == "swiglu_oai" or draw(st.booleans())
     experts = draw(st.integers(1, 9))
+    gates = None
+    if extra["weight_on"] == "output":
+        gates = draw(st.none() | st.frozensets(st.integers(0, experts - 1)))
     return MoeSpec(
         experts=experts,
         hidden=draw(sizes),
@@ -42,6 +45,8 @@ def specs(draw) -> MoeSpec:
         gated=gated,
         bias=draw(st.booleans()),
         missing=frozenset(draw(st.sets(st.integers(0, experts - 1), max_size=experts - 1))),
+        sigmoid_gates=gates,
+        sigmoid_gate_stride=draw(st.sampled_from([1, 1, 3])),
         padding=draw(st.sampled_from([0, 0, 1, 5])),
         scale=draw(st.sampled_from([0.1, 1.0, 10.0])),
         activation=activation,
@@ -61,16 +66,40 @@ def specs(draw) -> MoeSpec:
     repeats=st.booleans(),
     threads=st.sampled_from([1, 2, 7]),
     bf16_compute=st.booleans(),
+    addend=st.booleans(),
+    skip=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_node(isa, spec, tokens, k, x_type, routing_type, ids_type, repeats, threads, bf16_compute, seed):
-    present = [e for e in range(spec.experts) if e not in spec.missing]
+def test_any_node(
+    isa, spec, tokens, k, x_type, routing_type, ids_type, repeats, threads, bf16_compute, addend, skip, seed
+):  # fmt: skip
+    present = [e for e in range(spec.experts) if skip or e not in spec.missing]
+    if skip:
+        spec.extra["missing_experts"] = "skip"
     k = k if repeats else min(k, len(present))
     weights = make_weights(spec, seed)
     ids = random_ids(tokens, k, present, dtype=ids_type, seed=seed, repeats=repeats)
-    inputs = make_tokens(ids, spec.hidden, x_type=x_type, routing_type=routing_type, seed=seed)
+    inputs = make_tokens(ids, spec.hidden, x_type=x_type, routing_type=routing_type, addend=addend, seed=seed)
     y = NativeMoe(weights, isa, guard=True, bf16_compute=bf16_compute).run(inputs, threads)
     assert_within(y, expected(weights, inputs, isa, bf16_compute=bf16_compute))
+
+
+@every_level
+@settings(max_examples=30, deadline=None)
+@given(
+    spec=specs(),
+    tokens=st.one_of(st.integers(1, 20), st.sampled_from([33, 64, 100])),
+    x_type=kinds,
+    weights=st.booleans(),
+    addend=st.booleans(),
+    threads=st.sampled_from([1, 2, 7]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_node_without_ids(isa, spec, tokens, x_type, weights, addend, threads, seed):
+    spec.extra["missing_experts"] = "skip"
+    made = make_weights(spec, seed)
+    inputs = without_ids(tokens, spec.experts, spec.hidden, weights=weights, x_type=x_type, addend=addend, seed=seed)
+    assert_within(NativeMoe(made, isa, guard=True).run(inputs, threads), expected(made, inputs, isa))
 
 
 @every_level

@@ -97,11 +97,13 @@ def test_a_missing_expert_is_an_error_only_where_it_is_chosen(isa):
 
 @every_level
 def test_the_weight_is_on_the_input_or_on_the_output(isa):
-    """Llama-4's experts see a scaled token: another function, since the activation is not linear."""
-    inputs = tokens(9)
-    results = []
-    for where in ("input", "output"):
-        weights = make_weights(MoeSpec(EXPERTS, HIDDEN, 24, extra={"weight_on": where}))
-        results.append(NativeMoe(weights, isa).run(inputs))
-        assert_within(results[-1], expected(weights, inputs, isa))
-    assert np.abs(results[0] - results[1]).max() > 0.01
+    """R16. Llama-4's experts see a scaled token: another function, since the activation is not linear."""
+    for inputs in (tokens(9), make_tokens(random_ids(9, 1, EXPERTS), HIDDEN)):
+        results, bounds = [], []
+        for where in ("input", "output"):
+            weights = make_weights(MoeSpec(EXPERTS, HIDDEN, 24, extra={"weight_on": where}))
+            results.append(NativeMoe(weights, isa).run(inputs))
+            bounds.append(expected(weights, inputs, isa))
+            assert_within(results[-1], bounds[-1])
+        scaled_output_is_refused = np.abs(results[1] - bounds[0].value) > bounds[0].error
+        assert scaled_output_is_refused.mean() > 0.9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, InvalidGraph
 from support.moe_native import assert_within, expected
 from support.moe_session import NODE_NAME, create_session, moe_model, run_session
@@ -42,8 +42,9 @@ def with_id(value: int) -> np.ndarray:
         (X, IDS[0, 0], ROUTING, "input 1 (expert_ids): expected rank 2 or 3, got shape (2)"),
         (X, IDS[:1], ROUTING[:1], "input 1 (expert_ids): expected 6 rows as in X (2, 3, 8), got shape (1, 3, 2)"),
         (X, IDS, ROUTING[..., :1],
-         "input 2 (expert_weights): expected the shape of expert_ids (2, 3, 2), got (2, 3, 1)"),
-        (X, IDS, ROUTING[:1], "input 2 (expert_weights): expected the shape of expert_ids (2, 3, 2), got (1, 3, 2)"),
+         "input 2 (expert_weights): expected 6 rows of 2 weights (as many as expert_ids), got shape (2, 3, 1)"),
+        (X, IDS, ROUTING[:1],
+         "input 2 (expert_weights): expected 6 rows of 2 weights (as many as expert_ids), got shape (1, 3, 2)"),
         (X, IDS, ROUTING[0, 0], "input 2 (expert_weights): expected rank 2 or 3, got shape (2)"),
         (X, IDS[..., :0], ROUTING[..., :0], "expert_ids has no choices (k = 0)"),
     ],
@@ -51,6 +52,45 @@ def with_id(value: int) -> np.ndarray:
 def test_names_the_node_and_the_input(session, x, ids, routing, message):
     with pytest.raises(InvalidArgument) as error:
         session.run(None, {"X": x, "ids": ids, "routing": routing})
+    assert f"ort_hina MoE node '{NODE_NAME}': {message}" in str(error.value)
+
+
+@pytest.mark.parametrize("weights", [np.ones((6, 3), np.float32), np.ones((2, 2, 4), np.float32)])
+def test_without_ids_there_is_a_weight_for_each_expert(weights):
+    session = create_session(moe_model(make_weights(MoeSpec(EXPERTS, HIDDEN, 6)), rank=None, omit=["ids"]))
+    with pytest.raises(InvalidArgument) as error:
+        session.run(None, {"X": X, "routing": weights})
+    shape = str(weights.shape)
+    message = "input 2 (expert_weights): expected 6 rows of 4 weights (one for each expert, since expert_ids is absent), got"
+    assert f"ort_hina MoE node '{NODE_NAME}': {message} shape {shape}" in str(error.value)
+
+
+@pytest.mark.parametrize("count", [1, 5, 1000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_without_ids_no_expert_may_be_missing(count, threads):
+    session = create_session(moe_model(WEIGHTS, omit=["ids", "weights"]), threads=threads)
+    with pytest.raises(InvalidArgument) as error:
+        session.run(None, {"X": np.ones((count, HIDDEN), np.float32)})
+    message = "expert_ids is absent, so every token goes to expert 2, but this model holds no weights of that expert"
+    assert f"ort_hina MoE node '{NODE_NAME}': {message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("addend", "message"),
+    [
+        (X[:1], "input 3 (addend): expected the shape of X (2, 3, 8), got (1, 3, 8)"),
+        (X.reshape(6, 8), "input 3 (addend): expected the shape of X (2, 3, 8), got (6, 8)"),
+        (X[..., :1], "input 3 (addend): expected the shape of X (2, 3, 8), got (2, 3, 1)"),
+        (np.array(1, np.float32), "input 3 (addend): expected the shape of X (2, 3, 8), got ()"),
+        (X.astype(np.float16), "input 3 (addend) is float16, expected float as X"),
+        (X.astype(np.int32), "input 3 (addend) is int32, expected float as X"),
+    ],
+)
+def test_an_addend_unlike_x(addend, message):
+    kind = helper.np_dtype_to_tensor_dtype(addend.dtype)
+    session = create_session(moe_model(WEIGHTS, rank=None, addend_type=kind))
+    with pytest.raises(InvalidArgument) as error:
+        session.run(None, {"X": X, "ids": IDS, "routing": ROUTING, "addend": addend})
     assert f"ort_hina MoE node '{NODE_NAME}': {message}" in str(error.value)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, InvalidGraph, RuntimeException
-from support.moe_session import NODE_NAME, create_session, moe_model
+from support.moe_session import NODE_NAME, create_session, inline_windows, moe_model
 from support.moe_weights import MoeSpec, make_weights
 
 WEIGHTS = make_weights(MoeSpec(3, 8, 6, bias=True))
@@ -50,7 +50,7 @@ def test_a_required_attribute_of_another_type(name):
     ("name", "value", "kind"),
     [
         ("swiglu_limit", 7, "a float"), ("swiglu_limit", "7", "a float"), ("activation_alpha", 1, "a float"),
-        ("activation_beta", 0, "a float"), ("weight_on", 1, "a string"), ("up_offsets", 0, "ints"),
+        ("activation_beta", 0, "a float"), ("weight_on", 1, "a string"), ("missing_experts", 0, "a string"), ("up_offsets", 0, "ints"),
         ("up_offsets", [0.0, 1.0, 2.0], "ints"), ("gate_windows", 0, "ints"), ("up_bias_stride", 2.0, "an int"),
         ("gate_bias_offsets", [0.0, 1.0, 2.0], "ints"), ("down_bias_windows", "0", "ints"),
     ],
@@ -85,6 +85,7 @@ def test_an_optional_attribute_of_another_type(name, value, kind):
         ({"down_bias_stride": 0}, "attribute down_bias_stride: expected at least 1, got 0"),
         ({"activation": "mish"},
          "attribute activation: expected silu, gelu, gelu_tanh, relu, identity or swiglu_oai, got 'mish'"),
+        ({"missing_experts": "ignore"}, "attribute missing_experts: expected error or skip, got 'ignore'"),
         ({"weight_on": "both"}, "attribute weight_on: expected output or input, got 'both'"),
         (last("gate_offsets", -2), "attribute gate_offsets: expert 2: expected a byte offset or -1, got -2"),
         (last("up_offsets", -1), "expert 2: some of its matrices are missing (offset -1) and some are not"),
@@ -123,7 +124,7 @@ def test_an_offset_right_up_to_the_end_is_no_error():
 
 def test_a_window_that_is_not_constant():
     assert_refused(
-        "input 3 (window 0): expected a constant initializer, got a value computed at run time", window_inputs=1
+        "input 4 (window 0): expected a constant initializer, got a value computed at run time", window_inputs=1
     )
 
 
@@ -132,7 +133,47 @@ def test_a_window_that_is_not_constant():
 )
 def test_a_window_of_another_type(kind, name):
     window = helper.make_tensor("window0", kind, [400], np.zeros(400, helper.tensor_dtype_to_np_dtype(kind)))
-    assert_refused(f"input 3 (window 0) is {name}, expected float, float16 or bfloat16", initializers=[window])
+    assert_refused(f"input 4 (window 0) is {name}, expected float, float16 or bfloat16", initializers=[window])
+
+
+def test_a_window_in_the_place_of_the_addend():
+    model = moe_model(WEIGHTS)
+    node = model.graph.node[0]
+    node.input[3] = node.input[4]
+    with pytest.raises((InvalidArgument, RuntimeException)) as error:
+        create_session(model)
+    message = "input 3 (addend): expected a value computed at run time, got a constant initializer (windows begin at input 4)"
+    assert f"ort_hina MoE node '{NODE_NAME}': {message}" in str(error.value)
+
+
+GATED = make_weights(MoeSpec(3, 8, 6, sigmoid_gates=frozenset({0, 1, 2})))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sigmoid_gate_offsets": [0, 0]}, "attribute sigmoid_gate_offsets: expected 3 values, got 2"),
+        ({"sigmoid_gate_windows": [0] * 4}, "attribute sigmoid_gate_windows: expected 3 values, got 4"),
+        ({"sigmoid_gate_windows": [0, 1, 0]}, "sigmoid_gate matrix of expert 1: expected a window in [0, 1), got 1"),
+        ({"sigmoid_gate_stride": 0}, "attribute sigmoid_gate_stride: expected at least 1, got 0"),
+        ({"sigmoid_gate_stride": "1"}, "attribute sigmoid_gate_stride: expected an int, but it is of another type (or empty)"),
+        ({"sigmoid_gate_stride": 2**62}, "sigmoid_gate matrix of expert 0: bytes "),
+        ({"sigmoid_gate_offsets": [0, -2, 0]},
+         "attribute sigmoid_gate_offsets: expert 1: expected a byte offset or -1, got -2"),
+        ({"sigmoid_gate_offsets": [0, 0, 2**40]},
+         f"sigmoid_gate matrix of expert 2: bytes {2**40} to {2**40 + 32} lie beyond the end of window 0"),
+        ({"sigmoid_gate_offsets": 0}, "attribute sigmoid_gate_offsets: expected ints, but it is of another type (or empty)"),
+        ({"weight_on": "input"}, "attribute weight_on: expected output, since there are sigmoid_gate_offsets, got 'input'"),
+    ],
+)  # fmt: skip
+def test_sigmoid_gates_that_make_no_sense(changed, message):
+    assert_refused(message, attributes=GATED.attributes | changed, initializers=inline_windows(GATED))
+
+
+@pytest.mark.parametrize("left", [{"sigmoid_gate_windows": [0, 0, 0]}, {"sigmoid_gate_stride": 2}])
+def test_attributes_of_sigmoid_gates_without_their_offsets(left):
+    message = "attribute sigmoid_gate_offsets: expected, since other attributes of sigmoid_gate are there, but it is absent"
+    assert_refused(message, attributes=A | left)
 
 
 def test_no_window_at_all():

@@ -12,8 +12,8 @@ from support.elements import ELEMENTS
 from support.layouts import GATE_UP, SINGLE
 from support.levels import every_level
 from support.moe_native import assert_within, expected
-from support.moe_session import create_session, external_windows, model_for, run_session
-from support.moe_tokens import make_tokens, random_ids
+from support.moe_session import create_session, external_windows, model_for, moe_model, run_session
+from support.moe_tokens import make_tokens, random_ids, without_ids, without_weights
 from support.moe_weights import MoeSpec, make_weights
 
 kinds = st.sampled_from(ELEMENTS)
@@ -38,19 +38,28 @@ window_lists = st.lists(kinds, min_size=1, max_size=3)
     routing_type=kinds,
     ids_type=st.sampled_from([np.int32, np.int64]),
     threads=st.sampled_from([1, 2]),
+    gates=st.booleans(),
+    omit=st.frozensets(st.sampled_from(["ids", "weights"])),
+    addend=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_node(
     experts, hidden, intermediate, gate_up, down, windows, down_windows, activation, bias, weight_on, k, lead, x_type,
-    routing_type, ids_type, threads, seed,
+    routing_type, ids_type, threads, gates, omit, addend, seed,
 ):  # fmt: skip
     spec = MoeSpec(
         experts, hidden, intermediate, gate_up, down, windows, down_windows, bias=bias, activation=activation,
         extra={"weight_on": weight_on},
+        sigmoid_gates=frozenset(range(0, experts, 2)) if gates and weight_on == "output" else None,
     )  # fmt: skip
     weights = make_weights(spec, seed)
-    ids = random_ids(int(np.prod(lead)), k, experts, dtype=ids_type, seed=seed, repeats=True)
-    inputs = make_tokens(ids, hidden, x_type=x_type, routing_type=routing_type, seed=seed)
+    count, like = int(np.prod(lead)), {"x_type": x_type, "routing_type": routing_type, "addend": addend, "seed": seed}
+    if "ids" in omit:
+        inputs = without_ids(count, experts, hidden, weights="weights" not in omit, **like)
+    else:
+        ids = random_ids(count, k, experts, dtype=ids_type, seed=seed, repeats=True)
+        inputs = make_tokens(ids, hidden, **like)
+        inputs = without_weights(inputs) if "weights" in omit else inputs
     session = create_session(model_for(weights, inputs, rank=len(lead) + 1), threads=threads)
     assert_within(run_session(session, inputs, lead), expected(weights, inputs))
 
@@ -131,17 +140,25 @@ def test_no_token(shape, rank_known):
     assert_within(run_session(session, inputs, lead), expected(weights, inputs))
 
 
+@pytest.mark.parametrize("omit", [["ids"], ["weights"], ["ids", "weights"]])
+@pytest.mark.parametrize("addend", [None, onnx.TensorProto.FLOAT])
+def test_the_shape_of_y_is_known_when_inputs_are_left_out(omit, addend):
+    session = create_session(moe_model(make_weights(MoeSpec(3, 24, 10)), rank=3, omit=omit, addend_type=addend))
+    assert session.get_outputs()[0].shape == ["batch", "sequence", 24]
+
+
 @pytest.mark.parametrize("lead", [(6,), (2, 3)])
-def test_ids_may_have_another_rank_than_x(lead):
+@pytest.mark.parametrize("ids_lead", [(6,), (2, 3), (3, 2)])
+@pytest.mark.parametrize("routing_lead", [(6,), (2, 3), (1, 6)])
+def test_only_the_number_of_tokens_must_agree(lead, ids_lead, routing_lead):
     """Routers often work on (T, E) where X is still (B, S, H)."""
     weights = make_weights(MoeSpec(3, 24, 10))
     inputs = make_tokens(random_ids(6, 2, 3), 24)
     session = create_session(model_for(weights, inputs, rank=None))
-    ids_lead = (2, 3) if lead == (6,) else (6,)
     y, = session.run(None, {
         "X": inputs.x.astype(np.float32).reshape(*lead, 24),
         "ids": inputs.ids.reshape(*ids_lead, 2),
-        "routing": inputs.routing.astype(np.float32).reshape(*ids_lead, 2),
+        "routing": inputs.routing.astype(np.float32).reshape(*routing_lead, 2),
     })  # fmt: skip
     assert y.shape == (*lead, 24)
     assert_within(y.reshape(6, 24), expected(weights, inputs))

@@ -55,7 +55,7 @@ forms = st.one_of(
 )  # fmt: skip
 problems = st.builds(
     Problem,
-    rows=st.lists(st.one_of(st.integers(1, 9), st.integers(1, 700)), min_size=1, max_size=8).map(tuple),
+    rows=st.lists(st.one_of(st.integers(1, 9), st.integers(1, 700)), min_size=0, max_size=8).map(tuple),
     gate_up=forms,
     down=forms,
     tokens=st.integers(1, 900),
@@ -121,11 +121,11 @@ def test_waits_only_for_all_of_what_it_needs(problem):
              "down": finished, "combine": "down"}  # fmt: skip
     for place, item in enumerate(items):
         step = needs[item["step"]]
-        if step is None:
+        needed = [] if step is None else places[step] if item["step"] == "combine" else places[step, item["expert"]]
+        if not needed:
             assert item["wait"] is None
             continue
         event, count = item["wait"]
-        needed = places[step] if item["step"] == "combine" else places[step, item["expert"]]
         assert signallers[event] == needed
         assert count == len(needed)
         assert needed[-1] < place
