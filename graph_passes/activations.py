@@ -59,16 +59,22 @@ def named(expression: Expression) -> tuple[Activation, Linear, Linear | None]:
 
 
 def text(expression: Expression) -> str:
-    """For people."""
+    """For people: matrix products are called x, y, …"""
+    return _text(expression, [])
+
+
+def _text(expression: Expression, products: list[Linear]) -> str:
     match expression:
         case Function("mul", operands):
-            return " * ".join(map(text, operands))
+            return " * ".join(_text(operand, products) for operand in operands)
         case Function("add", (left, right)):
-            return f"({text(left)} + {text(right)})"
+            return f"({_text(left, products)} + {_text(right, products)})"
         case Function(name, operands):
-            return f"{name}({', '.join(map(text, operands))})"
+            return f"{name}({', '.join(_text(operand, products) for operand in operands)})"
         case Linear():
-            return "x"
+            if expression not in products:
+                products.append(expression)
+            return "xyzuvw"[min(products.index(expression), 5)]
     return f"{expression:.6g}"
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .meanings import Every, Expert, Gated, Rows, Tokens, Vector
+from .axes import sizes
+from .constants import is_standard
+from .meanings import Every, Expert, Gated, PartialSum, Rows, Tokens, Vector
 from .moe_layer import MoELayer
 from .recogniser import Recogniser
 from .routed_moe import NotFusable, check_expert, check_private, tokens_like
@@ -38,11 +40,12 @@ def _goes_on(value: ir.Value, recogniser: Recogniser) -> bool:
     return isinstance(later, Rows) and _is_network(first.outputs[0], later)
 
 
-def _layer(output: ir.Value, rows: Rows, recogniser: Recogniser, order: dict[ir.Node, int]) -> MoELayer | None:
+def _layer(network: ir.Value, rows: Rows, recogniser: Recogniser, order: dict[ir.Node, int]) -> MoELayer | None:
+    output, addend = _with_addend(network, rows, recogniser)
     at = output.producer()
     expert = rows.form.expert if isinstance(rows.form, Gated) else rows.form
     x = tokens_like(rows.axes, rows.source, recogniser, order, at)
-    nodes, onlooked = inner_nodes(output, {rows.source}, order)
+    nodes, onlooked = inner_nodes(output, {rows.source, addend}, order)
     try:
         check_expert(expert, at)
         check_private(recogniser, nodes, output, private=_is_inside)
@@ -51,7 +54,7 @@ def _layer(output: ir.Value, rows: Rows, recogniser: Recogniser, order: dict[ir.
     if x is None or onlooked:
         return None
     return MoELayer(
-        where_of(at),
+        where_of(network.producer()),
         x,
         None,
         None,
@@ -64,7 +67,24 @@ def _layer(output: ir.Value, rows: Rows, recogniser: Recogniser, order: dict[ir.
         source=rows.source,
         ranks=(len(recogniser.shapes.shape(rows.source)), len(rows.axes)),
         dtypes=(recogniser.dtype(rows.source), None),
+        addend=addend,
     )
+
+
+def _with_addend(network: ir.Value, rows: Rows, recogniser: Recogniser) -> tuple[ir.Value, ir.Value | None]:
+    """What the routed experts answer is added to the output of a shared one: that sum, and the other operand."""
+    uses = network.consumers()
+    if len(uses) != 1 or network.is_graph_output() or uses[0].op_type != "Add" or not is_standard(uses[0]):
+        return network, None
+    others = [operand for operand in uses[0].inputs if operand is not network]
+    if len(others) != 1 or not isinstance(recogniser.meaning(others[0]), PartialSum):
+        return network, None
+    shape = recogniser.shapes.shape(others[0])
+    dims = recogniser.shapes.dims
+    alike = len(shape) == len(rows.axes) and all(map(dims.same, shape, sizes(rows.axes)))
+    if not alike or recogniser.meaning(others[0]).dtype != rows.dtype:
+        return network, None
+    return uses[0].outputs[0], others[0]
 
 
 def _gate(form: Expert | Gated) -> Vector | None:

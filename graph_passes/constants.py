@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+
 import numpy as np
 import onnx_ir as ir
 
@@ -32,7 +35,19 @@ def small_constant(value: ir.Value | None) -> np.ndarray | None:
         return _constant_node(node)
     else:
         return None
-    return tensor.numpy() if tensor is not None and tensor.size <= LARGEST_SMALL_CONSTANT else None
+    return _array(tensor) if tensor is not None and tensor.size <= LARGEST_SMALL_CONSTANT else None
+
+
+def _array(tensor: ir.TensorProtocol) -> np.ndarray:
+    """External data is read here, not by onnx_ir, which refuses links that lead out of the model's folder: whether these may
+    has been judged when the model was read."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor.numpy()
+    shape = tuple(int(size) for size in tensor.shape)
+    elements = np.fromfile(
+        os.path.realpath(tensor.path), tensor.dtype.numpy(), count=math.prod(shape), offset=tensor.offset or 0
+    )
+    return elements.reshape(shape)
 
 
 def _constant_node(node: ir.Node) -> np.ndarray | None:

@@ -132,8 +132,9 @@ def _weights(recogniser: Recogniser, data: ir.Value, place: int, index: PickInde
     if index.slot_factor != ONE or not recogniser.shapes.dims.same(index.token_factor, Dim(routing.k)):
         raise Refusal("routing weights are not gathered at token * k + slot")
     place %= len(found.axes)
-    flat = [axis.role for axis in atoms(found.axes)]
-    if len(atoms((found.axes[place],))) != len(flat) or flat not in (["token", "slot"], ["token"] if routing.k == 1 else None):
+    longer = [axis.role for axis in atoms(found.axes) if axis.size != ONE]
+    flat = [axis.role for axis in atoms((found.axes[place],))]
+    if flat != longer or flat != (["token"] if routing.k == 1 else ["token", "slot"]):
         raise Refusal("routing weights are not gathered from one flat row of them")
     axes = (*found.axes[:place], *index.axes, *found.axes[place + 1 :])
     return RoutingWeights(routing, axes, index.selection, found.weights, found.dtype)

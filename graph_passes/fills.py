@@ -6,6 +6,9 @@ import onnx_ir as ir
 
 from .constants import is_standard
 
+# Zeros for each of so many experts may be written out as a constant.
+_LARGEST = 4096
+
 
 def fill_of(value: ir.Value) -> float | None:
     """The number that every element of `value` is (ConstantOfShape, a constant expanded, or a constant), or None."""
@@ -25,7 +28,7 @@ def fill_of(value: ir.Value) -> float | None:
 
 
 def _uniform(tensor: ir.TensorProtocol | None) -> float | None:
-    if tensor is None or tensor.size == 0 or tensor.size > 4096:
+    if tensor is None or isinstance(tensor, ir.ExternalTensor) or not 0 < tensor.size <= _LARGEST:
         return None
     array = tensor.numpy().reshape(-1)
     return float(array[0]) if (array == array[0]).all() else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -30,7 +31,8 @@ class MoELayer:
 
     Who is chosen: `ids` and `weights` [T, k] are values of the graph; or `router` is to compute them; or all three are
     None, and every token goes to every expert with weight 1. `nodes` are all that computes `output` from those, in the
-    graph's order. `onlooked` are the values from outside of which the nodes read nothing but the shape, each with its rank.
+    graph's order. `onlooked` are the values from outside of which the nodes read nothing but the shape, each with that shape
+    for one sequence of T tokens: integers, each times T or not.
     """
 
     where: str
@@ -42,7 +44,7 @@ class MoELayer:
     experts: tuple[Expert | None, ...]
     """None: the file does not hold this expert; whoever chooses it gets nothing from it."""
     nodes: tuple[ir.Node, ...]
-    onlooked: tuple[tuple[ir.Value, int], ...] = ()
+    onlooked: tuple[tuple[ir.Value, tuple[tuple[int, bool], ...]], ...] = ()
     router: RouterCall | None = None
     weight_on: str = "output"
     """``input``: the expert sees weight * x (Llama-4)."""
@@ -59,15 +61,18 @@ class MoELayer:
     dtypes: tuple[ir.DataType | None, ir.DataType | None] = (None, None)
     """Of the tokens and of the routing weights; None: as the experts' weights."""
 
+    addend: ir.Value | None = None
+    """Is added to the sum: a value of the shape of `x`."""
+
+    def with_values(self, current: Callable[[ir.Value | None], ir.Value | None]) -> MoELayer:
+        """The same layer, reading what `current` gives for each value that it reads from the graph."""
+        router = self.router and dataclasses.replace(self.router, logits=current(self.router.logits))
+        names = ("x", "ids", "weights", "source", "addend")
+        return dataclasses.replace(self, router=router, **{name: current(getattr(self, name)) for name in names})
+
     @property
     def is_routed(self) -> bool:
         return self.ids is not None or self.router is not None
-
-    @property
-    def inputs(self) -> tuple[ir.Value, ...]:
-        """What the layer reads from the graph, besides constants."""
-        routed = (self.ids, self.weights) if self.router is None else (self.router.logits,)
-        return (self.x, *(value for value in routed if value is not None))
 
     @property
     def known(self) -> Expert:

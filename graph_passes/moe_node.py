@@ -43,7 +43,7 @@ def make_replacement(layer: MoELayer) -> Replacement:
     node = ir.Node(
         DOMAIN,
         "MoE",
-        [layer.x, ids, weights, None, *values],
+        [layer.x, ids, weights, layer.addend, *values],
         ir.convenience.convert_attributes(_attributes(layer, windows)),
         outputs=[output],
         name=f"{layer.where}/MoE",

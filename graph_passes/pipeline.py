@@ -11,6 +11,7 @@ from .meanings import Refusal
 from .moe_layer import MoELayer, Refused
 from .moe_node import is_moe_node
 from .router_match import RouterMatch, match_router
+from .shapes import Shapes
 
 
 @dataclass
@@ -21,8 +22,12 @@ class Found:
     """Layers with a router, in order: understood by one of the fusions, or refused with the reason."""
     always_on: list[MoELayer] = field(default_factory=list)
     """Shared experts and dense layers, in order."""
-    routers: dict[ir.Value, RouterMatch | str] = field(default_factory=dict)
-    """By the ids of a layer: its router, or why that stays as it is."""
+    routers: dict[tuple[ir.Value, ir.Value], RouterMatch | str] = field(default_factory=dict)
+    """By the ids and weights of a layer: its router, or why that stays as it is."""
+
+    def router_of(self, layer: MoELayer) -> RouterMatch | str | None:
+        """None: the layer's router comes with it."""
+        return self.routers.get((layer.ids, layer.weights))
 
 
 def find(graph: ir.Graph) -> Found:
@@ -31,14 +36,14 @@ def find(graph: ir.Graph) -> Found:
     # A graph without experts that are chosen is not a mixture of experts, and none of our business.
     dense = always_on.find(graph, recogniser) if any(isinstance(layer, MoELayer) for layer in routed) else []
     routers = {
-        layer.ids: _router(layer, recogniser.shapes)
+        (layer.ids, layer.weights): _router(layer, recogniser.shapes)
         for layer in routed
         if isinstance(layer, MoELayer) and layer.ids is not None
     }
     return Found(routed, dense, routers)
 
 
-def _router(layer: MoELayer, shapes) -> RouterMatch | str:
+def _router(layer: MoELayer, shapes: Shapes) -> RouterMatch | str:
     try:
         return match_router(shapes, layer.ids, layer.weights)
     except Refusal as refusal:

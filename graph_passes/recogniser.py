@@ -74,12 +74,14 @@ class Recogniser:
         known = self.meaning(value)
         if known is not None or value is None:
             return known if isinstance(known, RoutingWeights) else None
+        # As far back as possible: of one choice for each token, many views are [tokens, 1].
+        found = self.seen_through(value, lambda inner: self.routing_weights(inner, routing), RoutingWeights)
+        if found is not None:
+            return found
         shape = self.shapes.shape(value)
-        dims = self.shapes.dims
-        if shape is not None and len(shape) == 2 and dims.same(shape[0], routing.tokens) and shape[1].constant == routing.k:
-            axes = (Axis("token", shape[0]), Axis("slot", shape[1]))
-            return RoutingWeights(routing, axes, Pairs(routing), value, self.dtype(value))
-        return self.seen_through(value, lambda inner: self.routing_weights(inner, routing), RoutingWeights)
+        if shape is None or len(shape) != 2 or shape[1].constant != routing.k or not self.shapes.dims.same(shape[0], routing.tokens):
+            return None
+        return RoutingWeights(routing, (Axis("token", shape[0]), Axis("slot", shape[1])), Pairs(routing), value, self.dtype(value))
 
     def seen_through(self, value: ir.Value, look: Callable[[ir.Value], Meaning | None], kind: type) -> Meaning | None:
         """The meaning of `value` that a view gives it, where `look` finds one for what is viewed."""

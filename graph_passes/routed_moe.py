@@ -148,8 +148,7 @@ def _layer(
     weights = first.weights.weights
     nodes, onlooked = inner_nodes(output, {candidate.ids, weights, first.source}, order)
     check_private(recogniser, nodes, output)
-    # A rank that nothing tells is taken for that of tokens before they are flattened.
-    ranked = tuple((value, recogniser.shapes.rank(value) or 3) for value in onlooked)
+    shaped = tuple((value, _size_by_tokens(recogniser, value, first.source)) for value in onlooked)
     return MoELayer(
         where_of(at),
         x,
@@ -159,7 +158,7 @@ def _layer(
         candidate.k,
         experts,
         nodes,
-        ranked,
+        shaped,
         weight_on=first.weight_on,
         weight_function=first.weights.function,
         pattern=_PATTERNS[type(first.selection)],
@@ -167,6 +166,22 @@ def _layer(
         ranks=(len(recogniser.shapes.shape(first.source)), len(total.axes)),
         dtypes=(recogniser.dtype(first.source), first.weights.dtype),
     )
+
+
+def _size_by_tokens(recogniser: Recogniser, value: ir.Value, source: ir.Value) -> tuple[tuple[int, bool], ...]:
+    """The shape of `value` for one sequence of T tokens: each dimension an integer, and whether T times that. What nothing
+    tells is taken for tokens before they are flattened: [1, T, features]."""
+    numbers = recogniser.shapes.integers(value)
+    if numbers is not None:
+        return () if numbers.is_scalar else ((len(numbers.items), False),)
+    dims = recogniser.shapes.dims
+    shape = recogniser.shapes.shape(value)
+    lead = [dims.simplify(size) for size in recogniser.shapes.shape(source)[:-1]]
+    unknowns = [unknown for size in lead for unknown in size.unknowns]
+    if shape is None or not unknowns:
+        hidden = recogniser.shapes.shape(source)[-1].factor
+        return ((1, False), (1, True), (hidden, False))
+    return tuple((size.factor, unknowns[-1] in size.unknowns) for size in map(dims.simplify, shape))
 
 
 def _experts(candidate: Routing, parts: list[Contribution]) -> tuple[Expert | None, ...]:

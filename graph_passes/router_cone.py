@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 
 def router_nodes(outputs: Iterable[ir.Value], inputs: Iterable[ir.Value | None]) -> list[ir.Node]:
-    """All nodes that compute `outputs`, back to `inputs` and to where only shapes are looked at, each after what it needs."""
+    """All nodes that compute `outputs`, each after what it needs: back to `inputs`, and to where only shapes are read."""
     stops = {value for value in inputs if value is not None}
     found: dict[ir.Node, None] = {}
     pending = [(value, False) for value in outputs]

@@ -25,7 +25,8 @@ _TESTS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
 _TYPE_FROM = {"MatMul": 1, "Gemm": 1, "Where": 1} | dict.fromkeys(
     (
         "Abs", "Add", "Clip", "Concat", "Div", "Exp", "GatherElements", "Log", "LogSoftmax", "Mul", "Neg", "Reciprocal",
-        "ReduceL1", "ReduceMax", "ReduceSum", "Reshape", "ScatterElements", "Sigmoid", "Softmax", "Squeeze", "Sub", "TopK", "Unsqueeze",
+        "ReduceL1", "ReduceMax", "ReduceSum", "Reshape", "ScatterElements", "Sigmoid", "Softmax", "Squeeze", "Sub", "TopK",
+        "Unsqueeze",
     ),
     0,
 )  # fmt: skip
@@ -58,7 +59,7 @@ class TopK:
 
     @property
     def is_sorted(self) -> bool:
-        return bool(attribute(self.node, "sorted", 1))
+        return attribute(self.node, "sorted", 1) == 1
 
 
 class Reader:
@@ -191,7 +192,7 @@ class Reader:
         table = node.inputs[0]
         if not self.is_last_axis(attribute(node, "axis", -1), table):
             refuse(node, "does not choose along the last axis")
-        if not attribute(node, "largest", 1):
+        if attribute(node, "largest", 1) != 1:
             refuse(node, "takes the smallest ones, and a router takes the largest")
         k = attribute(node, "k", None) if len(node.inputs) < 2 else self._only_integer(node.inputs[1])
         if k is None:

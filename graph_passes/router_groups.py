@@ -67,6 +67,8 @@ def read_groups(reader: Reader, where: ir.Node) -> Groups:
     count, size = _split(reader, grouped, table, chosen.node)
     if size != mask.size or reader.columns(chosen.table) != count:
         refuse(mask.scatter, f"marks groups of {mask.size} experts, and groups of {size} were compared")
+    if not 1 <= chosen.k <= count or (score == "top2_sum" and size < 2):
+        refuse(chosen.node, f"chooses {chosen.k} of {count} groups of {size} experts")
     return Groups(table, count, chosen.k, size, score, masked_score or 0.0)
 
 
@@ -110,8 +112,8 @@ def _is_positive_test(reader: Reader, node: ir.Node) -> bool:
 
 
 def _check_spreading(reader: Reader, node: ir.Node, experts: int | None) -> None:
-    """Allowed are ``[…, G] -> […, G, 1] -> […, G, E / G] -> […, E]``, each step at most a change of the axes before the
-    last two: every step keeps the order, and the sizes say which step it is."""
+    """Allowed are the steps of ``[…, G] -> […, G, 1] -> […, G, E / G] -> […, E]``, and changes of the axes before the
+    last: all keep the order of elements, and repeat none but a group's mark."""
     before, after = reader.shapes.shape(node.inputs[0]), reader.shapes.shape(node.outputs[0])
     same = reader.shapes.dims.same
     if experts is None or not before or not after:

@@ -116,8 +116,12 @@ def _match(
     top: TopK | None = None,
 ) -> RouterMatch:
     logits = _logits_with_rows_of(reader, logits, ids)
+    experts = reader.columns(logits)
+    if experts is None or not 1 <= spec.k <= experts:
+        count = "an unknown number of" if experts is None else experts
+        raise Refusal(f"the ids {ids.name!r} are {spec.k} of {count} experts")
     if bias is not None:
-        bias = _bias_vector(reader, bias, reader.columns(logits), ids)
+        bias = _bias_vector(reader, bias, experts, ids)
     if not reader.same_shape(ids, weights):
         raise Refusal(f"the routing weights {weights.name!r} are not proved to have the shape of the ids {ids.name!r}")
     if reader.dtype(weights) != ir.DataType.FLOAT:
@@ -131,9 +135,12 @@ def _match(
 
 def _logits_with_rows_of(reader: Reader, logits: ir.Value, ids: ir.Value) -> ir.Value:
     """The first value behind `logits` and its views that has the axes of `ids` (and a type that the operator takes)."""
-    fitting = [value for value in reader.roots(logits) if reader.same_rows(value, ids)]
+    views = [value for value in reader.roots(logits) if (reader.shapes.rank(value) or 0) > 1]
+    fitting = [value for value in views if reader.same_rows(value, ids)]
     if not fitting:
         raise Refusal(f"the logits {logits.name!r} are not proved to have the same axes as the expert ids {ids.name!r}")
+    if fitting[-1].is_initializer():
+        raise Refusal(f"the logits {fitting[-1].name!r} are an initializer")
     found = reader.dtype(fitting[-1])
     if found not in _LOGIT_TYPES:
         came = "unknown" if found is None else found.name
@@ -201,14 +208,14 @@ def _check_logits(logits: ir.Value) -> None:
             pending.extend((operand, steps + 1) for operand in node.inputs if operand is not None)
 
 
-def _bias_vector(reader: Reader, bias: ir.Value, experts: int | None, ids: ir.Value) -> ir.Value:
+def _bias_vector(reader: Reader, bias: ir.Value, experts: int, ids: ir.Value) -> ir.Value:
     """`bias` as a value of shape [experts]: what it is a view of, or else a new constant that is in no graph yet."""
     roots = reader.roots(bias)
     for value in roots:
-        if experts is not None and reader.columns(value) == experts and len(reader.shapes.shape(value)) == 1:
+        if reader.columns(value) == experts and len(reader.shapes.shape(value)) == 1:
             return value
     tensor = _constant_tensor(roots[-1])
-    if tensor is None or experts is None or reader.columns(bias) != experts or math.prod(tensor.shape) != experts:
+    if tensor is None or reader.columns(bias) != experts or math.prod(tensor.shape) != experts:
         raise Refusal(f"the bias {bias.name!r} of the selection is not one vector with an element for each expert")
     return _flat_constant(tensor, f"{ids.name}.selection_bias")
 

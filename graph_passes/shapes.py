@@ -30,7 +30,7 @@ _SAME_SHAPE = frozenset({
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Greater", "Less", "And", "Or"})
 # Operators that hand a constant on, in another shape or type.
 _CONSTANT_VIEWS = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})
-_REDUCTIONS = frozenset({"ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceL1"})
+_REDUCTIONS = frozenset({"ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceL1", "ReduceL2"})
 
 
 class Integers(NamedTuple):
@@ -166,7 +166,7 @@ class Shapes:
 
     def _reduced(self, node: ir.Node, axes: tuple[int, ...]) -> Shape | None:
         shape = self.shape(node.inputs[0])
-        if shape is None or not axes:
+        if not shape or not axes:
             return None
         reduced = {axis % len(shape) for axis in axes}
         keep = attribute(node, "keepdims", 1)
@@ -178,7 +178,7 @@ class Shapes:
     def _top_k(self, node: ir.Node) -> Shape | None:
         shape = self.shape(node.inputs[0])
         k = self.integers(node.inputs[1]) if len(node.inputs) > 1 else None
-        if shape is None or k is None or len(k.items) != 1:
+        if not shape or k is None or len(k.items) != 1:
             return None
         axis = attribute(node, "axis", -1) % len(shape)
         return (*shape[:axis], k.items[0], *shape[axis + 1 :])
@@ -189,7 +189,7 @@ class Shapes:
     def _concat(self, node: ir.Node) -> Shape | None:
         """Only where the sizes along the axis are all known."""
         shapes = [self.shape(operand) for operand in node.inputs]
-        if None in shapes or len({len(shape) for shape in shapes}) != 1:
+        if not all(shapes) or len({len(shape) for shape in shapes}) != 1:
             return None
         axis = attribute(node, "axis", 0) % len(shapes[0])
         sizes = [shape[axis].constant for shape in shapes]
@@ -205,7 +205,10 @@ class Shapes:
 
     def _unsqueeze(self, node: ir.Node) -> Shape | None:
         shape, axes = self.shape(node.inputs[0]), axes_of(node)
-        return None if shape is None or axes is None else unsqueezed(shape, axes, ONE)
+        if shape is None or axes is None:
+            return None
+        rank = len(shape) + len(axes)
+        return unsqueezed(shape, axes, ONE) if len({axis % rank for axis in axes}) == len(axes) else None
 
     def _squeeze(self, node: ir.Node) -> Shape | None:
         shape, axes = self.shape(node.inputs[0]), axes_of(node)

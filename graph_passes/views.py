@@ -38,8 +38,7 @@ from .recogniser import Recogniser
 from .shapes import unsqueezed
 
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
-# The weighted outputs may be summed in float and rounded once: so does the operator.
-_SUMS_IN_FLOAT = tuple({ir.DataType.FLOAT, narrow} for narrow in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def with_axes(meaning: Meaning, axes: Axes) -> Meaning:
@@ -65,7 +64,7 @@ def cast(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
         case Rows() | RoutingWeights() | Contribution() | PartialSum():
             if meaning.dtype == target:
                 return meaning
-            if _may_widen(meaning) and {meaning.dtype, target} in _SUMS_IN_FLOAT:
+            if target in _exact_targets(meaning):
                 return dataclasses.replace(meaning, dtype=target)
             came = "an unknown type" if meaning.dtype is None else meaning.dtype.name
             raise Refusal(f"a cast from {came} to {target.name} inside the experts changes what is rounded")
@@ -74,9 +73,19 @@ def cast(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     return None
 
 
-def _may_widen(meaning: Meaning) -> bool:
-    whole_output = isinstance(meaning, Rows) and isinstance(meaning.form, Expert)
-    return whole_output or isinstance(meaning, RoutingWeights | Contribution | PartialSum)
+def _exact_targets(meaning: Meaning) -> set[ir.DataType]:
+    """The types that a value may be cast to, since the operator computes in float and rounds once at the end: from its
+    16-bit type to float, and back."""
+    if meaning.dtype not in (ir.DataType.FLOAT, *_NARROW):
+        return set()
+    match meaning:
+        case Contribution(expert=expert) | Rows(form=Expert() as expert):
+            return {ir.DataType.FLOAT, expert.down.matrix.dtype}
+        case PartialSum():
+            return {ir.DataType.FLOAT, meaning.contributions()[0].expert.down.matrix.dtype}
+        case RoutingWeights():
+            return {ir.DataType.FLOAT}
+    return set()
 
 
 def unsqueeze(recogniser: Recogniser, node: ir.Node) -> Meaning | None:

@@ -14,16 +14,10 @@ from .config_check import config_warnings
 from .errors import OrtHinaError
 from .graph_passes import pipeline
 from .graph_passes.cleanup import remove_unused
-from .graph_passes.meanings import Refusal
-from .graph_passes.moe_layer import MoELayer, Refused
-from .graph_passes.moe_node import make_replacement, put_replacement
-from .graph_passes.router_match import RouterMatch
-from .graph_passes.router_node import make_router_node, put_router_node
-from .model_file import ModelFile, check_output, read_model, write_model
+from .graph_passes.moe_layer import MoELayer
+from .model_file import check_output, read_model, write_model
 from .report import FusionReport, LayerReport
-from .graph_passes.slices import where_of
-from .verify import Verdict, verify_layer
-from .verify_router import verify_router
+from .rewriting import Rewriter
 
 __all__ = ["FusionReport", "LayerReport", "fuse"]
 
@@ -100,56 +94,19 @@ def _fuse(
         report.warnings += pipeline.hints(graph)
     layers = [*found.routed, *found.always_on]
     sampled = _sampled([place for place, layer in enumerate(layers) if isinstance(layer, MoELayer)], verify)
+    rewriter = Rewriter(source, found, allow_lost_experts, report.warnings)
     progress(0, len(layers))
     for place, layer in enumerate(layers):
         shared = place >= len(found.routed)
         if shared and not report.fused:
-            break
-        checked = _without_lost(layer, allow_lost_experts, report.warnings)
-        fused = _fuse_layer(checked, source, place in sampled, report.warnings)
-        fused.shared = shared
-        (report.shared if shared else report.layers).append(fused)
-        if fused.fused and fused.num_experts and isinstance(layer, MoELayer) and layer.is_routed:
-            fused.router = _fuse_router(found.routers.get(layer.ids), source, place in sampled, report.warnings)
+            break  # in a model without routed layers dense ones are none of our business
+        (report.shared if shared else report.layers).append(rewriter.fuse(layer, place in sampled))
         progress(place + 1, len(layers))
     if report.fused:
         remove_unused(graph)
         write_model(source, destination)
         report.output, report.nodes_after = os.fspath(destination), len(graph)
     return report
-
-
-def _without_lost(layer: MoELayer | Refused, allowed: bool, warnings: list[str]) -> MoELayer | Refused:
-    """`layer`, or its refusal if it lacks experts and that is not `allowed`."""
-    if isinstance(layer, Refused) or not layer.missing:
-        return layer
-    missing = ", ".join(map(str, layer.missing))
-    held = layer.num_experts - len(layer.missing)
-    lost = (
-        f"the router chooses from {layer.num_experts} experts, and the graph holds {held}: missing {missing} "
-        "(the export dropped experts that its example input did not reach, so the file is wrong for tokens that choose them)"
-    )
-    if allowed:
-        warnings.append(f"{layer.where} was fused although {lost}: the result is as wrong as the file")
-        return layer
-    reason = f"{lost}; export the model again with other inputs, or fuse it as it is with allow_lost_experts"
-    return Refused(layer.where, reason, layer.output.producer().name or "", held, layer.num_experts, layer.k, tuple(layer.missing))
-
-
-def _fuse_router(match: RouterMatch | str | None, source: ModelFile, verify: bool, warnings: list[str]) -> str:
-    """Puts the Router node in place of what the graph computes; returns ``fused``, or why that stays."""
-    if match is None:
-        return "fused"  # it came with the layer
-    if isinstance(match, str):
-        return f"as the graph computes it: {match}"
-    where = where_of(match.ids.producer())
-    node = make_router_node(match.call, f"{where}/Router", match.ids, match.weights)
-    if verify:
-        verdict = verify_router(match, node, source.model, source.folder)
-        if verdict.state != "verified":
-            return f"as the graph computes it: verification {verdict.state}: {verdict.detail}"
-    put_router_node(source.model.graph, match, node)
-    return "fused"
 
 
 def _check_verify(verify: str | int) -> None:
@@ -167,75 +124,3 @@ def _sampled(places: list[int], verify: str | int) -> set[int]:
     if verify == 1:
         return {places[0]}
     return {places[round(i * (len(places) - 1) / (verify - 1))] for i in range(verify)}
-
-
-def _fuse_layer(layer: MoELayer | Refused, source: ModelFile, verify: bool, warnings: list[str]) -> LayerReport:
-    report = describe(layer)
-    if isinstance(layer, Refused):
-        warnings.append(f"{layer.where} stays unfused: {layer.reason}")
-        return report
-    try:
-        replacement = make_replacement(layer)
-    except Refusal as refusal:
-        return _stays(report, str(refusal), warnings)
-    report.windows = len(replacement.windows)
-    if verify:
-        verdict = verify_layer(layer, replacement, source.model, source.folder)
-        _note(report, verdict, warnings)
-        if not verdict.allows_fusing:
-            return _stays(report, f"verification failed: {verdict.detail}", warnings)
-    put_replacement(source.model.graph, layer, replacement)
-    report.fused, report.reason = True, None
-    return report
-
-
-def _stays(report: LayerReport, reason: str, warnings: list[str]) -> LayerReport:
-    report.reason = reason
-    warnings.append(f"{report.where} stays unfused: {reason}")
-    return report
-
-
-def _note(report: LayerReport, verdict: Verdict, warnings: list[str]) -> None:
-    report.verification, report.difference = verdict.state, verdict.difference
-    report.tolerance, report.verification_seconds = verdict.tolerance, verdict.seconds
-    if verdict.allows_fusing and verdict.state != "verified":
-        warnings.append(f"{report.where} was fused without proof by running: {verdict.detail}")
-
-
-def describe(layer: MoELayer | Refused) -> LayerReport:
-    """A report about a layer that is not fused (yet)."""
-    if isinstance(layer, Refused):
-        return LayerReport(
-            layer.where,
-            False,
-            layer.reason,
-            layer.experts_found,
-            layer.num_experts,
-            layer.k,
-            missing_experts=list(layer.missing_experts),
-        )
-    tensors = {
-        id(tensor): tensor
-        for _, linears in layer.roles()
-        for linear in linears
-        if linear is not None
-        for tensor in (linear.matrix.tensor, linear.bias and linear.bias.tensor)
-        if tensor is not None
-    }
-    return LayerReport(
-        where=layer.where,
-        fused=False,
-        reason=None,
-        experts_found=layer.num_experts - len(layer.missing),
-        num_experts=layer.num_experts,
-        k=layer.k,
-        hidden_size=layer.hidden_size,
-        intermediate_size=layer.intermediate_size,
-        activation=layer.activation.name,
-        dtype=layer.dtype.name.lower(),
-        layout=layer.layout,
-        bytes_referenced=sum(tensor.nbytes for tensor in tensors.values()),
-        nodes=len(layer.nodes),
-        pattern=layer.pattern,
-        missing_experts=layer.missing,
-    )

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .fusion import describe
+from .rewriting import describe
 from .graph_passes import pipeline
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.meanings import Refusal
 from .graph_passes.moe_layer import MoELayer, Refused
+from .lost_experts import refused_if_lost
 from .graph_passes.moe_node import is_moe_node, make_replacement
 from .model_file import ModelFile, read_model
 from .report import LayerReport, human_bytes, layer_sizes
@@ -83,7 +84,7 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
     graph = source.model.graph
     nodes = len(graph)
     remove_unused(graph)  # as `fuse` does: what nobody uses is no reason to refuse
-    found = pipeline.find(graph).routed
+    found = [refused_if_lost(layer) for layer in pipeline.find(graph).routed]
     weights = {id(value.const_value): value.const_value for value in graph.initializers.values() if value.const_value}
     experts = _expert_tensors(found) | _window_tensors(graph)
     return ModelInventory(

@@ -109,7 +109,7 @@ def _random_inputs(layer: MoELayer, seed: int) -> dict[str, np.ndarray]:
     """Activations, ids that are distinct within a token and reach every expert, and weights of the size of real ones (or
     logits that reach every expert).
 
-    The inputs of which the original reads only the shape get it as ``[1, …, T, H]``.
+    The inputs of which the original reads only the shape get that shape, for one sequence.
     """
     random = np.random.default_rng(seed)
     experts, k = layer.num_experts, layer.k
@@ -122,6 +122,8 @@ def _random_inputs(layer: MoELayer, seed: int) -> dict[str, np.ndarray]:
     feeds = {}
     for value, rank in zip((layer.source or layer.x, layer.x), layer.ranks, strict=True):
         feeds[value.name] = x.reshape((1,) * (rank - 2) + x.shape)
+    if layer.addend is not None:
+        feeds[layer.addend.name] = random.standard_normal(feeds[layer.x.name].shape).astype(_element(layer, 0))
     if layer.router is not None:
         logits = random.uniform(-1, 1, (tokens, experts))
         np.put_along_axis(logits, ids, random.uniform(2, 3, ids.shape), axis=1)
@@ -129,9 +131,8 @@ def _random_inputs(layer: MoELayer, seed: int) -> dict[str, np.ndarray]:
     elif layer.ids is not None:
         feeds[layer.ids.name] = ids
         feeds[layer.weights.name] = random.uniform(0.05, 1.0, (tokens, k)).astype(_element(layer, 1))
-    for value, rank in layer.onlooked:
-        shape = (1,) * (rank - 2) + (tokens, layer.hidden_size)
-        feeds[value.name] = np.zeros(shape, layer.dtype.numpy())
+    for value, shape in layer.onlooked:
+        feeds[value.name] = np.zeros([size * (tokens if by_token else 1) for size, by_token in shape], layer.dtype.numpy())
     return feeds
 
 

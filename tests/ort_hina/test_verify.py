@@ -12,17 +12,17 @@ from support.external_data import save_external
 from support.looped_graph import SPELLINGS, looped_model, spelling_name
 
 from ort_hina import OrtHinaError, fuse, verify
-from ort_hina.graph_passes import looped_moe
-from ort_hina.graph_passes.moe_node import make_moe_node
+from ort_hina.graph_passes import routed_moe
+from ort_hina.graph_passes.moe_node import make_replacement
 
 
 def verdict(model: onnx.ModelProto, change=lambda node: None, folder: Path = Path()) -> verify.Verdict:
     """Verifies the layer of `model` against its replacement, after `change` has spoilt that."""
     source = ir.from_proto(model)
-    (layer,) = looped_moe.find(source.graph)
-    node, windows = make_moe_node(layer)
-    change(node)
-    return verify.verify_layer(layer, node, windows, source, folder)
+    (layer,) = routed_moe.find(source.graph)
+    replacement = make_replacement(layer)
+    change(replacement.nodes[-1])
+    return verify.verify_layer(layer, replacement, source, folder)
 
 
 def rotate(name: str):
@@ -112,21 +112,20 @@ def test_external_weights_are_read_from_their_folder(tmp_path):
     model = looped_model()
     save_external(model, tmp_path / "model.onnx", gap=lambda i: 3)
     source = ir.load(tmp_path / "model.onnx")
-    (layer,) = looped_moe.find(source.graph)
-    node, windows = make_moe_node(layer)
-    assert verify.verify_layer(layer, node, windows, source, tmp_path).state == "verified"
+    (layer,) = routed_moe.find(source.graph)
+    assert verify.verify_layer(layer, make_replacement(layer), source, tmp_path).state == "verified"
 
 
 def test_a_layer_that_fails_stays_unfused(tmp_path, monkeypatch):
     """The other layers of the model are fused, and the report and a warning say what happened."""
 
     def spoilt(layer):
-        node, windows = make_moe_node(layer)
-        rotate("gate_offsets")(node)
-        return node, windows
+        replacement = make_replacement(layer)
+        rotate("gate_offsets")(replacement.nodes[-1])
+        return replacement
 
     onnx.save(looped_model(), tmp_path / "model.onnx")
-    monkeypatch.setattr("ort_hina.fusion.make_moe_node", spoilt)
+    monkeypatch.setattr("ort_hina.fusion.make_replacement", spoilt)
     report = fuse(tmp_path / "model.onnx")
     (layer,) = report.layers
     assert (report.output, layer.fused, layer.verification) == (None, False, "failed")
