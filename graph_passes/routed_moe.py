@@ -26,7 +26,6 @@ from .meanings import (
     Refusal,
     Routing,
     Rows,
-    Sorted,
 )
 from .moe_layer import MoELayer, Refused
 from .recogniser import Recogniser
@@ -45,7 +44,6 @@ WEIGHT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BF
 _PATTERNS = {
     Picks: "one expert after the other",
     Pairs: "weights gathered for each choice",
-    Sorted: "tokens sorted by expert",
     EveryExpert: "all experts for all tokens",
 }
 
@@ -161,7 +159,7 @@ def _layer(
         shaped,
         weight_on=first.weight_on,
         weight_function=first.weights.function,
-        pattern=_PATTERNS[type(first.selection)],
+        pattern="tokens sorted by expert" if candidate.sorts else _PATTERNS[type(first.selection)],
         source=first.source,
         ranks=(len(recogniser.shapes.shape(first.source)), len(total.axes)),
         dtypes=(recogniser.dtype(first.source), first.weights.dtype),

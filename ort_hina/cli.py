@@ -13,6 +13,7 @@ from typing import Protocol
 
 from .benchmark.arguments import add_arguments as add_bench_arguments
 from .errors import OrtHinaError
+from .matrix.arguments import add_arguments as add_matrix_arguments
 from .version import __version__
 
 # Exit statuses: 0 done; 1 it ran, and the answer is bad (nothing was fused, the demo's texts differ); 2 the user has to
@@ -69,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure the operators on cold weights, beside what the machine can do")
     add_bench_arguments(bench)
     _add(bench, _bench)
+
+    matrix = commands.add_parser("matrix", help="export every family with every exporter, fuse and compare; minutes")
+    add_matrix_arguments(matrix)
+    _add(matrix, _matrix)
     return parser
 
 
@@ -137,6 +142,16 @@ def _bench(options: argparse.Namespace) -> int:
     elif options.json is not None:
         _write(Path(options.json), text + "\n")
     return _OK
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    from .matrix.command import run
+
+    # The lines come as the cells are computed, as those of the benchmark do.
+    lines = sys.stderr if options.json == "-" else sys.stdout
+    matrix = run(options, lambda line: print(line, file=lines, flush=True))
+    _show(matrix, options.json)
+    return _BAD_ANSWER if matrix.wrong else _OK
 
 
 def _show(report: _Report, json_file: str | None) -> None:
