@@ -102,7 +102,7 @@ def match_router(shapes: Shapes, ids: ir.Value, weights: ir.Value) -> RouterMatc
     top_weights = reader.root(_before_rounding(reader, weights))
     steps = _read_weights(reader, top_weights, top, selection)
     spec = _spec(top, selection, steps)
-    _check_spec(spec, steps, top)
+    _check_spec(spec, steps, top, never_negative=_is_narrow_softmax(reader, selection.scores))
     return _match(reader, spec, selection.logits, selection.bias, top.indices, top_weights, top)
 
 
@@ -162,7 +162,7 @@ def _read_selection(reader: Reader, top: TopK) -> _Selection:
             refuse(top.node, "chooses from a table whose axes could not be worked out")
     scores, bias = _split_bias(reader, table)
     score, logits = _read_score(reader, scores)
-    if score == "none":
+    if score == "none" and not _is_narrow_softmax(reader, scores):
         _check_logits(scores)
     return _Selection(scores, table, logits, score, bias, None if groups and groups.choose_all else groups, masked)
 
@@ -185,10 +185,18 @@ def _is_score(reader: Reader, value: ir.Value) -> bool:
 
 def _read_score(reader: Reader, scores: ir.Value) -> tuple[str, ir.Value]:
     """The name of the scoring function, and the logits."""
+    if _is_narrow_softmax(reader, scores):
+        return "none", scores
     if is_output_of(scores, "Softmax"):
         return "softmax", reader.softmax_of(scores.producer())
     logits = reader.sigmoid_of(scores)
     return ("none", scores) if logits is None else ("sigmoid", logits)
+
+
+def _is_narrow_softmax(reader: Reader, scores: ir.Value) -> bool:
+    """A softmax in 16 bits, which the operator would compute in float: it stays in the graph, and the operator takes its
+    output for the logits."""
+    return is_output_of(scores, "Softmax") and reader.dtype(scores) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _check_logits(logits: ir.Value) -> None:
@@ -424,13 +432,13 @@ def _spec(top: TopK, selection: _Selection, steps: _Weights) -> RouterSpec:
     return RouterSpec(**spec)
 
 
-def _check_spec(spec: RouterSpec, steps: _Weights, top: TopK) -> None:
+def _check_spec(spec: RouterSpec, steps: _Weights, top: TopK, *, never_negative: bool) -> None:
     """What single steps cannot see.
 
     Raises:
         Refusal: the steps together are not what the operator computes.
     """
-    if spec.normalize and spec.score == "none" and spec.weight_function == "none":
+    if spec.normalize and spec.score == "none" and spec.weight_function == "none" and not never_negative:
         refuse(top.node, "chooses logits that are divided by their sum, which may be negative: the operator's sum is not")
     if steps.inverted and max(spec.normalize_epsilon, spec.normalize_min) < _SMALLEST_INVERTIBLE:
         plain = spec.score == "softmax" and spec.num_groups == 1 and spec.weight_function == "none"

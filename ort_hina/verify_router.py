@@ -14,13 +14,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .graph_passes.moe_node import DOMAIN, OPSET
+from .graph_passes.domain import DOMAIN, OPSET
 from .graph_passes.router_cone import router_nodes
 from .graph_passes.router_expressions import Reader, is_output_of
 from .graph_passes.router_match import RouterMatch
 from .graph_passes.shapes import Shapes
 from .router_comparison import Comparison, Routes, compare_routes, router_rows
 from .verify import Verdict
+
+SMALLEST_SCORE = np.float32(2.0**-6)
 
 # Of values whose type ONNX Runtime's Python interface cannot pass (bfloat16), and of all others alike: they enter and
 # leave as float32, which loses nothing.
@@ -73,7 +75,10 @@ def verify_router(match: RouterMatch, node: ir.Node, source: ir.Model, folder: P
 def _compare(case: _Case, node: ir.Node, seed: int) -> Comparison:
     spec = case.match.call.spec
     random = np.random.default_rng(seed)
-    rows = router_rows(case.experts, random, finite=spec.score == "sparse_mixer")
+    is_divided = spec.score == "none" and spec.normalize  # by the sum of what then are scores: they are positive
+    rows = router_rows(case.experts, random, finite=is_divided or spec.score == "sparse_mixer")
+    if is_divided:
+        rows = rows - rows.min(axis=1, keepdims=True) + SMALLEST_SCORE
     bias = random.uniform(0, 1, case.experts).astype(np.float32)
     expected = _original(case, rows, bias)
     results = []

@@ -73,6 +73,9 @@ FUSED = {
         "phimoe-torch_dynamo",
         "phimoe-transformers_onnx",
         "qwen3_moe-optimum",
+        "qwen3_moe-optimum-fp16",
+        "qwen3_moe-torch_dynamo-fp16",
+        "qwen3_moe-transformers_onnx-fp16",
         "qwen3_moe-optimum-op14",
         "qwen3_moe-optimum-op23",
         "qwen3_moe-torch_dynamo",
@@ -83,9 +86,6 @@ FUSED = {
     (2, 0, 0): (
         "gpt_oss-optimum-fp16",
         "gpt_oss-torch_dynamo-fp16",
-        "qwen3_moe-optimum-fp16",
-        "qwen3_moe-torch_dynamo-fp16",
-        "qwen3_moe-transformers_onnx-fp16",
     ),
     (1, 1, 2): (
         "deepseek_v2_groups-transformers_onnx",

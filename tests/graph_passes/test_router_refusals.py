@@ -222,7 +222,7 @@ def test_values_with_another_use(is_sorted):
 
 
 @pytest.mark.parametrize("element", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
-@pytest.mark.parametrize("spelling", [graphs.softmax_dynamo, graphs.topk_softmax, graphs.topk_sigmoid])
+@pytest.mark.parametrize("spelling", [graphs.topk_softmax, graphs.topk_sigmoid])
 def test_arithmetic_in_another_type(spelling, element):
     graph = RouterGraph(element=element)
     _, ids, weights = values_of(graph.model(*spelling(graph), weight_type=element))
@@ -256,3 +256,17 @@ def test_a_graph_input_is_no_constant():
     _, ids, weights = values_of(model)
     with pytest.raises(Refusal, match="Add '.*' adds to the scores something of another shape"):
         match_router(Shapes(), ids, weights)
+
+
+@pytest.mark.parametrize("element", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_softmax_in_16_bits_stays_outside(element):
+    """What comes after it is in float: the router takes its scores for logits."""
+    graph = RouterGraph(element=element)
+    scores = graph.op("Softmax", graph.logits(), axis=-1)
+    values, ids = graph.top_k(graph.cast(scores), 3, axis=-1)
+    weights = graph.op("Div", values, graph.reduce("ReduceSum", values))
+    _, ids, weights = values_of(graph.model(ids, weights))
+    match = match_router(Shapes(), ids, weights)
+    assert (match.call.spec.score, match.call.spec.normalize) == ("none", True)
+    assert match.call.logits.producer().op_type == "Softmax"
+    assert "Softmax" not in [node.op_type for node in match.nodes]
