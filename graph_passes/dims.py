@@ -61,9 +61,9 @@ class DimTable:
         return Dim(1, (self._identifiers.setdefault(key, len(self._identifiers)),))
 
     def simplify(self, dim: Dim) -> Dim:
-        if not any(unknown in self._known for unknown in dim.unknowns):
-            return dim
-        return product([Dim(dim.factor), *(self._known.get(unknown, Dim(1, (unknown,))) for unknown in dim.unknowns)])
+        while any(unknown in self._known for unknown in dim.unknowns):
+            dim = product([Dim(dim.factor), *(self._known.get(unknown, Dim(1, (unknown,))) for unknown in dim.unknowns)])
+        return dim
 
     def same(self, left: Dim, right: Dim) -> bool:
         return left == right or self.simplify(left) == self.simplify(right)
@@ -75,3 +75,13 @@ class DimTable:
             self._known[dim.unknowns[0]] = Dim(size)
             return True
         return dim == Dim(size)
+
+    def equate(self, left: Dim, right: Dim) -> None:
+        """Both are the same size, found in two ways: what is unknown in one is known from the other."""
+        left, right = self.simplify(left), self.simplify(right)
+        if left == right:
+            return
+        for one, other in ((left, right), (right, left)):
+            if one.factor == 1 and len(one.unknowns) == 1 and one.unknowns[0] not in other.unknowns:
+                self._known[one.unknowns[0]] = other
+                return

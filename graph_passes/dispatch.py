@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .constants import attribute, axes_of, is_standard, small_constant
+from .axes import atoms
+from .constants import attribute, small_constant
 from .dims import ONE, Dim, product
-from .meanings import Axes, Axis, Coordinates, ExpertMask, Meaning, PickIndex, PickWeight, Refusal, Rows, Selection, Tokens
+from .meanings import (
+    Axes,
+    Axis,
+    Coordinates,
+    Every,
+    ExpertMask,
+    Meaning,
+    PickIndex,
+    Picks,
+    Refusal,
+    RoutingWeights,
+    Rows,
+    Tokens,
+)
 from .recogniser import Recogniser
 
 NOTHING = Dim(0)
@@ -19,7 +33,7 @@ def non_zero(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     order = tuple(axis.role for axis in mask.axes)
     if sorted(order) != ["slot", "token"]:
         raise Refusal(f"NonZero of an expert's mask with axes {order}; expected (slot, token) or (token, slot)")
-    selection = Selection(mask.routing, mask.expert, order)
+    selection = Picks(mask.routing, mask.expert, order)
     picks = recogniser.shapes.dims.unknown(selection)
     return Coordinates(mask.routing, (Axis("coordinate", Dim(2)), Axis("pick", picks)), selection)
 
@@ -100,66 +114,29 @@ def gather_picks(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
 
 
 def _rows(recogniser: Recogniser, data: ir.Value, place: int, index: PickIndex) -> Rows:
-    source = _without_added_axes(data)
-    shape, outer = recogniser.shapes.shape(source), recogniser.shapes.shape(data)
-    if shape is None or outer is None or len(shape) != 2:
-        raise Refusal(f"tokens are gathered from {source.name!r}, which is not proved to be [tokens, features]")
-    # `data` is [tokens, features] with axes of one element around it: what stands before `place` must be those.
-    place %= len(outer)
-    before, after = outer[:place], outer[place + 1 :]
-    after_is_row = [dim for dim in after if dim != ONE] == [shape[1]] or list(after) == [shape[1]]
-    if not (all(dim == ONE for dim in before) and outer[place] == shape[0] and after_is_row):
-        raise Refusal(f"tokens are gathered from {source.name!r} along an axis that is not its first")
-    axes = (
-        *(Axis("one", ONE) for _ in before),
-        *index.axes,
-        *(Axis("one" if dim == ONE else "feature", dim) for dim in after),
-    )
-    return Rows(index.routing, axes, index.selection, source, Tokens(), recogniser.dtype(source))
+    rows = recogniser.rows(data)
+    if rows is None or not isinstance(rows.selection, Every) or not isinstance(rows.form, Tokens):
+        raise Refusal(f"tokens are gathered from {data.name!r}, which is not proved to be [tokens, features]")
+    place %= len(rows.axes)
+    if [axis.role for axis in atoms(rows.axes)] != ["token", "feature"] or rows.axes[place].role != "token":
+        raise Refusal(f"tokens are gathered from {data.name!r} along an axis that is not its tokens'")
+    axes = (*rows.axes[:place], *index.axes, *rows.axes[place + 1 :])
+    return Rows(index.routing, axes, index.selection, rows.source, Tokens(), rows.dtype)
 
 
-def _weights(recogniser: Recogniser, data: ir.Value, place: int, index: PickIndex) -> PickWeight:
-    weights = _without_views(recogniser, data)
-    shape, flat = recogniser.shapes.shape(weights), recogniser.shapes.shape(data)
-    if shape is None or flat is None or len(shape) != 2:
-        raise Refusal(f"routing weights are gathered from {weights.name!r}, which is not proved to be [tokens, k]")
-    dims = recogniser.shapes.dims
-    if index.slot_factor != ONE or not dims.same(index.token_factor, shape[1]):
+def _weights(recogniser: Recogniser, data: ir.Value, place: int, index: PickIndex) -> RoutingWeights:
+    routing = index.routing
+    found = recogniser.routing_weights(data, routing)
+    if found is None:
+        raise Refusal(f"routing weights are gathered from {data.name!r}, which is not proved to be [tokens, {routing.k}]")
+    if index.slot_factor != ONE or not recogniser.shapes.dims.same(index.token_factor, Dim(routing.k)):
         raise Refusal("routing weights are not gathered at token * k + slot")
-    if shape[1].constant not in (None, index.routing.k):
-        raise Refusal(f"routing weights have {shape[1].constant} columns, and the router chooses {index.routing.k} experts")
-    place %= len(flat)
-    others = flat[:place] + flat[place + 1 :]
-    if not dims.same(flat[place], product(shape)) or any(dim != ONE for dim in others):
+    place %= len(found.axes)
+    flat = [axis.role for axis in atoms(found.axes)]
+    if len(atoms((found.axes[place],))) != len(flat) or flat not in (["token", "slot"], ["token"] if routing.k == 1 else None):
         raise Refusal("routing weights are not gathered from one flat row of them")
-    axes = (
-        *(Axis("one", ONE) for _ in flat[:place]),
-        *index.axes,
-        *(Axis("one", ONE) for _ in flat[place + 1 :]),
-    )
-    return PickWeight(index.routing, axes, index.selection, weights, recogniser.dtype(weights))
-
-
-def _without_added_axes(value: ir.Value) -> ir.Value:
-    """The value behind Identity and Unsqueeze: the same elements in the same order, and its axes are still there."""
-    while (node := value.producer()) is not None and is_standard(node):
-        if node.op_type != "Identity" and not (node.op_type == "Unsqueeze" and axes_of(node) is not None):
-            break
-        value = node.inputs[0]
-    return value
-
-
-def _without_views(recogniser: Recogniser, value: ir.Value) -> ir.Value:
-    """The nearest matrix behind the operators that keep elements in their order, where `value` is a flat view of it."""
-    start = value
-    while (node := value.producer()) is not None and is_standard(node):
-        if node.op_type not in ("Identity", "Unsqueeze", "Squeeze", "Flatten", "Reshape"):
-            break
-        value = node.inputs[0]
-        shape = recogniser.shapes.shape(value)
-        if shape is not None and len(shape) == 2 and ONE not in shape:
-            return value
-    return value if recogniser.shapes.rank(value) == 2 else start
+    axes = (*found.axes[:place], *index.axes, *found.axes[place + 1 :])
+    return RoutingWeights(routing, axes, index.selection, found.weights, found.dtype)
 
 
 RULES = {

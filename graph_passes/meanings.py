@@ -7,11 +7,13 @@ expert 5. Nothing is concluded from names. A value that the rules do not underst
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import onnx_ir as ir
 
+from .constant_views import ConstantView
 from .dims import Dim
 
 
@@ -20,11 +22,14 @@ class Refusal(Exception):
 
 
 class Axis(NamedTuple):
-    """A dimension with its role: ``token``, ``slot``, ``expert``, ``pick`` (the (token, slot) pairs that chose one
-    expert), ``coordinate`` (NonZero's first axis), ``feature``, ``one`` or ``repeat`` (an expanded ``one``)."""
+    """A dimension with its role: ``token``, ``slot``, ``expert``, ``pick`` (the (token, slot) pairs that chose one expert),
+    ``place`` (the pairs in the order of their experts), ``coordinate`` (NonZero's first axis), ``feature``, ``one``, or
+    ``repeat`` (an expanded ``one``). A ``joined`` axis runs over its parts, the first of them outermost; tokens may be
+    split over several axes, in order."""
 
     role: str
     size: Dim
+    parts: tuple[Axis, ...] = ()
 
 
 Axes = tuple[Axis, ...]
@@ -32,25 +37,29 @@ Axes = tuple[Axis, ...]
 
 @dataclass(eq=False)
 class Routing:
-    """One router: the TopK that chooses experts. `num_experts` is the width of its scores, or what OneHot says."""
+    """One router: the node that chooses experts. `num_experts` is the width of its scores, or what OneHot says."""
 
     node: ir.Node
     ids: ir.Value
-    k: int
+    k: int | None
     tokens: Dim
     num_experts: int | None = None
+    distinct: bool = True
+    """Whether the experts of a token are proved to differ (TopK takes each position once)."""
     dispatch: ir.Node | None = None
-    """The node that first compared the ids with expert numbers."""
+    """The node that first uses the ids to choose experts."""
     experts_seen: set[int] = field(default_factory=set)
     """Experts whose mask the graph takes, whether or not their body is understood."""
-    sums: list[tuple[ir.Value, "PartialSum"]] = field(default_factory=list)
+    sorts: list[ir.Node] = field(default_factory=list)
+    """The nodes that sort the (token, slot) pairs by expert."""
+    sums: list[tuple[ir.Value, PartialSum]] = field(default_factory=list)
     obstacles: list[tuple[ir.Node, str]] = field(default_factory=list)
     values: set[ir.Value] = field(default_factory=set)
     """Every value with a meaning that belongs to this router."""
 
 
 @dataclass(frozen=True)
-class Selection:
+class Picks:
     """The (token, slot) pairs that chose `expert`, in the order in which NonZero lists them: `order` names the
     coordinates from the outer to the inner one. Two lists line up only if their selections are equal."""
 
@@ -60,8 +69,44 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Meaning:
+class Pairs:
+    """Every (token, slot) pair: the expert is the one that the pair chose."""
+
     routing: Routing
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Every (token, slot) pair, in the order of their experts that the node `sort` found."""
+
+    routing: Routing
+    sort: ir.Node
+
+
+@dataclass(frozen=True)
+class SortedRange:
+    """Those of a `Sorted` that chose `expert`: neighbours."""
+
+    whole: Sorted
+    expert: int
+
+
+@dataclass(frozen=True)
+class EveryExpert:
+    """Every token with every expert of a stack (weights of zero take out those that were not chosen)."""
+
+
+@dataclass(frozen=True)
+class Every:
+    """Every token."""
+
+
+Selection = Picks | Pairs | Sorted | SortedRange | EveryExpert | Every
+
+
+@dataclass(frozen=True)
+class Meaning:
+    routing: Routing | None
     axes: Axes
 
 
@@ -83,42 +128,170 @@ class ExpertMask(Meaning):
 
 
 @dataclass(frozen=True)
+class Hits(Meaning):
+    """For each expert, whether (or how often) any token chose it; or, as `listed`, the numbers of the experts hit."""
+
+    listed: bool = False
+
+
+@dataclass(frozen=True)
 class Coordinates(Meaning):
     """NonZero of an expert mask: one row (or, transposed, one column) for each coordinate."""
 
-    selection: Selection
+    selection: Picks
 
 
 @dataclass(frozen=True)
 class PickIndex(Meaning):
     """For each pick the integer ``token_factor * token + slot_factor * slot``."""
 
-    selection: Selection
+    selection: Picks
     token_factor: Dim
     slot_factor: Dim
 
 
 @dataclass(frozen=True)
-class PickWeight(Meaning):
-    """For each pick its element of the routing weights `weights` [tokens, k]."""
+class RoutingWeights(Meaning):
+    """Elements of the routing weights `weights` [tokens, k], laid out as the axes say: for each (token, slot), for each pick
+    of one expert, for each place of the sorted pairs, or for each (token, expert), zero where the token did not choose it."""
 
     selection: Selection
     weights: ir.Value
     dtype: ir.DataType | None
+    function: str = "none"
+    """``sigmoid`` or ``softmax`` (over the k): still to be applied to `weights`."""
+    fill: float = 0.0
+    """`EveryExpert` only: what stands where the token did not choose the expert."""
+
+
+@dataclass(frozen=True)
+class PlaceIndex(Meaning):
+    """For each place of the sorted pairs, the number of its ``pair``, ``token``, ``slot`` or ``expert``; or nothing but 0
+    (``zero``). ``binned``: the expert's number divided by `divisor`, on its way through a histogram."""
+
+    whole: Sorted
+    what: str
+    divisor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Counts(Meaning):
+    """How many (token, slot) pairs chose an expert. As a vector one number for each expert: of it alone, or (`summed`) of it
+    and those before it. As a single number: of the experts `first` up to, but without, `end`."""
+
+    summed: bool = False
+    first: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class ExpertPlaces(Meaning):
+    """The places of one expert's pairs among the sorted pairs."""
+
+    selection: SortedRange
+
+
+@dataclass(frozen=True)
+class PairPlaces(Meaning):
+    """For each (token, slot) pair its place among the sorted pairs."""
+
+    whole: Sorted
+
+
+@dataclass(frozen=True)
+class ChosenConstant(Meaning):
+    """For each pair (or place) the part of the constant `view` that belongs to its expert. The axes after those of the ids
+    have the roles ``stored1``, ``stored2``: the axes of the constant."""
+
+    selection: Pairs | Sorted
+    view: ConstantView
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A constant matrix that maps `inputs` to `outputs` features, as it is stored; strides in elements."""
+    """A constant matrix that maps `inputs` to `outputs` features, as it is stored: element (k, n) lies `offset` +
+    ``k * strides[0] + n * strides[1]`` elements into `tensor`. A stack has one for each of `experts`, `expert_stride` apart.
+    """
 
     tensor: ir.TensorProtocol
     inputs: int
     outputs: int
     strides: tuple[int, int]
+    offset: int = 0
+    experts: int | None = None
+    expert_stride: int = 0
 
     @property
     def dtype(self) -> ir.DataType:
         return self.tensor.dtype
+
+    def of(self, expert: int) -> Matrix:
+        """One matrix of a stack."""
+        return dataclasses.replace(self, offset=self.offset + expert * self.expert_stride, experts=None, expert_stride=0)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A constant vector (a bias), stored like a `Matrix`."""
+
+    tensor: ir.TensorProtocol
+    size: int
+    stride: int = 1
+    offset: int = 0
+    experts: int | None = None
+    expert_stride: int = 0
+
+    @property
+    def dtype(self) -> ir.DataType:
+        return self.tensor.dtype
+
+    def of(self, expert: int) -> Vector:
+        return dataclasses.replace(self, offset=self.offset + expert * self.expert_stride, experts=None, expert_stride=0)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Rows times a matrix, plus a bias."""
+
+    matrix: Matrix
+    bias: Vector | None = None
+
+    def of(self, expert: int) -> Linear:
+        return Linear(self.matrix.of(expert), None if self.bias is None else self.bias.of(expert))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation as the operator MoE names it; `alpha`, `beta` and `limit` only of ``swiglu_oai``."""
+
+    name: str
+    alpha: float | None = None
+    beta: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Expert:
+    """The output of one expert (or of each expert of a stack). `up` is None for a plain FFN."""
+
+    activation: Activation
+    gate: Linear
+    up: Linear | None
+    down: Linear
+
+    def of(self, expert: int) -> Expert:
+        up = None if self.up is None else self.up.of(expert)
+        return Expert(self.activation, self.gate.of(expert), up, self.down.of(expert))
+
+
+@dataclass(frozen=True)
+class SeparateExperts(Expert):
+    """Experts whose matrices lie in no stack: `each` of them; as an `Expert` it is the first."""
+
+    each: tuple[Expert, ...] = ()
+
+    def of(self, expert: int) -> Expert:
+        return self.each[expert]
 
 
 @dataclass(frozen=True)
@@ -127,73 +300,52 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Rows times a matrix, plus a bias."""
-
-    matrix: Matrix
-    bias: ir.TensorProtocol | None = None
-
-
-@dataclass(frozen=True)
-class Partway:
-    """A step on the way to an activation: `step` names what was done to `linear`."""
-
-    step: str
-    linear: Linear
-
-
-@dataclass(frozen=True)
-class Activated:
-    """An activation of `linear`, named as the operator MoE names it."""
+class Function:
+    """An elementwise function of matrix products: ``sigmoid``, ``mul``, ``clip``, …, as a small tree. Operands of ``mul``
+    and ``add`` are in no order."""
 
     name: str
-    linear: Linear
+    operands: tuple[Linear | Function | float, ...]
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """``activation(gate) * up``."""
+class Gated:
+    """``sigmoid(x · gate)`` times an expert's output."""
 
-    activated: Activated
-    up: Linear
-
-
-@dataclass(frozen=True)
-class Expert:
-    """The output of one expert. `up` is None for a plain FFN."""
-
-    activation: str
     gate: Linear
-    up: Linear | None
-    down: Linear
+    expert: Expert
 
 
 @dataclass(frozen=True)
 class Rows(Meaning):
-    """One row of features for each pick, computed from the row of `source` (X) of its token; `form` says how."""
+    """Rows of features computed from those of X (`source`): `selection` says which, and `form` how. Of a stack of experts
+    the matrices in `form` are stacks."""
 
     selection: Selection
     source: ir.Value
-    form: Tokens | Linear | Partway | Activated | Hidden | Expert
+    form: Tokens | Linear | Function | Expert | Gated
     dtype: ir.DataType | None
+    scaled: RoutingWeights | None = None
+    """The rows of X were multiplied by these weights first (Llama-4)."""
 
 
 @dataclass(frozen=True)
 class Contribution(Meaning):
-    """An expert's output for each pick, times the pick's routing weight."""
+    """Outputs of experts times their routing weights."""
 
     selection: Selection
     source: ir.Value
-    weights: ir.Value
+    weights: RoutingWeights
     expert: Expert
     dtype: ir.DataType
+    weight_on: str = "output"
 
 
 @dataclass(frozen=True)
 class PartialSum(Meaning):
-    """Contributions of some experts, added up for each token: a tree, so that adding one costs the same for all."""
+    """Contributions added up for each token: a tree, so that adding one costs the same for all."""
 
-    parts: tuple["PartialSum | Contribution", ...]
+    parts: tuple[PartialSum | Contribution, ...]
     count: int
     dtype: ir.DataType
 

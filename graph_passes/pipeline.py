@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import onnx_ir as ir
 
-from . import looped_moe
+from . import always_on, contrib_moe, routed_moe
+from .meanings import Refusal
 from .moe_layer import MoELayer, Refused
 from .moe_node import is_moe_node
-
-# Each module finds the layers of one way to write a mixture of experts.
-FUSIONS = (looped_moe,)
+from .router_match import RouterMatch, match_router
 
 
-def find_layers(graph: ir.Graph) -> list[MoELayer | Refused]:
-    """The MoE layers of `graph`, in order: understood by one of the fusions, or refused with the reason."""
-    return [layer for fusion in FUSIONS for layer in fusion.find(graph)]
+@dataclass
+class Found:
+    """What a graph holds. Nothing in it is changed yet."""
+
+    routed: list[MoELayer | Refused]
+    """Layers with a router, in order: understood by one of the fusions, or refused with the reason."""
+    always_on: list[MoELayer] = field(default_factory=list)
+    """Shared experts and dense layers, in order."""
+    routers: dict[ir.Value, RouterMatch | str] = field(default_factory=dict)
+    """By the ids of a layer: its router, or why that stays as it is."""
+
+
+def find(graph: ir.Graph) -> Found:
+    recogniser = routed_moe.walked(list(graph))
+    routed = [*routed_moe.find(graph, recogniser), *contrib_moe.find(graph, recogniser.shapes)]
+    # A graph without experts that are chosen is not a mixture of experts, and none of our business.
+    dense = always_on.find(graph, recogniser) if any(isinstance(layer, MoELayer) for layer in routed) else []
+    routers = {
+        layer.ids: _router(layer, recogniser.shapes)
+        for layer in routed
+        if isinstance(layer, MoELayer) and layer.ids is not None
+    }
+    return Found(routed, dense, routers)
+
+
+def _router(layer: MoELayer, shapes) -> RouterMatch | str:
+    try:
+        return match_router(shapes, layer.ids, layer.weights)
+    except Refusal as refusal:
+        return str(refusal)
 
 
 def hints(graph: ir.Graph) -> list[str]:

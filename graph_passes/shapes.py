@@ -7,19 +7,30 @@ only what a pattern asks about is worked out, once, with exact symbolic dimensio
 
 from __future__ import annotations
 
+import operator
+import re
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from . import ranks
-from .constants import attribute, axes_of, initializer_tensor, is_standard, small_constant
+from .constants import LARGEST_SMALL_CONSTANT, attribute, axes_of, initializer_tensor, is_standard, small_constant
 from .dims import INFERRED, ONE, Dim, DimTable, product, quotient
 
 Shape = tuple[Dim, ...]
 
+# s10*s70, 2*s10*s70
+_PRODUCT = re.compile(r"[0-9A-Za-z_]+(\*[0-9A-Za-z_]+)*")
+
 # Operators that hand their first input's shape on, whatever they do to its elements.
-_SAME_SHAPE = frozenset({"Identity", "Cast", "Sigmoid", "Relu", "Tanh", "Erf", "Sqrt", "Neg", "Softmax", "Gelu", "Softplus"})
-_BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div"})
+_SAME_SHAPE = frozenset({
+    "Identity", "Cast", "Sigmoid", "Relu", "Tanh", "Erf", "Sqrt", "Neg", "Softmax", "Gelu", "Softplus", "Not", "Exp", "Abs",
+    "Reciprocal", "Clip", "ScatterElements",
+})  # fmt: skip
+_BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Greater", "Less", "And", "Or"})
+# Operators that hand a constant on, in another shape or type.
+_CONSTANT_VIEWS = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})
+_REDUCTIONS = frozenset({"ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceL1"})
 
 
 class Integers(NamedTuple):
@@ -38,8 +49,12 @@ class Shapes:
         self._integers: dict[ir.Value, Integers | None] = {}
         self._ranks: dict[ir.Value, int | None] = {}
 
-    def learn(self, value: ir.Value, shape: Shape) -> None:
+    def agree(self, value: ir.Value, shape: Shape) -> None:
         """Records a shape that a pattern has proved."""
+        annotated = self._annotated(value)
+        if annotated is not None and len(annotated) == len(shape):
+            for pair in zip(shape, annotated, strict=True):
+                self.dims.equate(*pair)
         self._shapes[value] = shape
 
     def rank(self, value: ir.Value) -> int | None:
@@ -49,7 +64,7 @@ class Shapes:
     def shape(self, value: ir.Value) -> Shape | None:
         """The dimensions of `value`, or None if not even their number is known."""
         if value not in self._shapes:
-            self._shapes[value] = self._derived(value) or self._annotated(value) or self._all_unknown(value)
+            self._shapes[value] = self._derived_and_annotated(value) or self._all_unknown(value)
         return self._shapes[value]
 
     def integers(self, value: ir.Value | None) -> Integers | None:
@@ -79,12 +94,30 @@ class Shapes:
 
     # ---- shapes
 
+    def _derived_and_annotated(self, value: ir.Value) -> Shape | None:
+        derived, annotated = self._derived(value), self._annotated(value)
+        if derived is not None and annotated is not None and len(derived) == len(annotated):
+            for pair in zip(derived, annotated, strict=True):
+                self.dims.equate(*pair)
+        return derived or annotated
+
     def _annotated(self, value: ir.Value) -> Shape | None:
         if value.shape is None:
             return None
         return tuple(
-            Dim(dim) if isinstance(dim, int) else self.dims.unknown((value, axis)) for axis, dim in enumerate(value.shape)
+            Dim(dim) if isinstance(dim, int) else self._named(dim.value) or self.dims.unknown((value, axis))
+            for axis, dim in enumerate(value.shape)
         )
+
+    def _named(self, name: str | None) -> Dim | None:
+        """A dimension that the graph names: ONNX lets one name stand for one size in all of a graph. PyTorch's exporter
+        writes products of names, too."""
+        if not name:
+            return None
+        if _PRODUCT.fullmatch(name) is None:
+            return self.dims.unknown(name)
+        factors = name.split("*")
+        return product(Dim(int(factor)) if factor.isdigit() else self.dims.unknown(factor) for factor in factors)
 
     def _all_unknown(self, value: ir.Value) -> Shape | None:
         rank = self.rank(value)
@@ -99,12 +132,15 @@ class Shapes:
         if node is None:
             tensor = initializer_tensor(value)
             return None if tensor is None else tuple(Dim(int(size)) for size in tensor.shape)
-        if not is_standard(node) or value is not node.outputs[0]:
+        if not is_standard(node) or (value is not node.outputs[0] and node.op_type != "TopK"):
             return None
         if node.op_type in _SAME_SHAPE:
             return self.shape(node.inputs[0])
         if node.op_type in _BROADCASTING:
-            return self._broadcast_with_vector(value, node)
+            return self._broadcast_operands(node) or self._broadcast_with_vector(value, node)
+        if node.op_type in _REDUCTIONS:
+            axes = axes_of(node)
+            return None if axes is None else self._reduced(node, axes)
         rule = _SHAPE_RULES.get(node.op_type)
         return None if rule is None else rule(self, node)
 
@@ -116,6 +152,56 @@ class Shapes:
                 shape = self._all_unknown(value)
                 return None if not shape else (*shape[:-1], Dim(int(tensor.shape[0])))
         return None
+
+    def _broadcast_operands(self, node: ir.Node) -> Shape | None:
+        """An Add of two computed values is not followed: a residual stream is one of them behind the other, and this goes
+        by recursion."""
+        if node.op_type == "Add" and not any(_is_constant(operand) for operand in node.inputs):
+            return None
+        joined: Shape | None = ()
+        for operand in node.inputs:
+            shape = () if _is_number(operand) else self.shape(operand)
+            joined = None if shape is None or joined is None else self.broadcast(joined, shape)
+        return joined or None
+
+    def _reduced(self, node: ir.Node, axes: tuple[int, ...]) -> Shape | None:
+        shape = self.shape(node.inputs[0])
+        if shape is None or not axes:
+            return None
+        reduced = {axis % len(shape) for axis in axes}
+        keep = attribute(node, "keepdims", 1)
+        return tuple(ONE if axis in reduced else dim for axis, dim in enumerate(shape) if keep or axis not in reduced)
+
+    def _arg_max(self, node: ir.Node) -> Shape | None:
+        return self._reduced(node, (attribute(node, "axis", 0),))
+
+    def _top_k(self, node: ir.Node) -> Shape | None:
+        shape = self.shape(node.inputs[0])
+        k = self.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+        if shape is None or k is None or len(k.items) != 1:
+            return None
+        axis = attribute(node, "axis", -1) % len(shape)
+        return (*shape[:axis], k.items[0], *shape[axis + 1 :])
+
+    def _gather_elements(self, node: ir.Node) -> Shape | None:
+        return self.shape(node.inputs[1])
+
+    def _concat(self, node: ir.Node) -> Shape | None:
+        """Only where the sizes along the axis are all known."""
+        shapes = [self.shape(operand) for operand in node.inputs]
+        if None in shapes or len({len(shape) for shape in shapes}) != 1:
+            return None
+        axis = attribute(node, "axis", 0) % len(shapes[0])
+        sizes = [shape[axis].constant for shape in shapes]
+        rests = [shape[:axis] + shape[axis + 1 :] for shape in shapes]
+        alike = all(self.dims.same(a, b) for rest in rests for a, b in zip(rest, rests[0], strict=True))
+        return None if None in sizes or not alike else (*shapes[0][:axis], Dim(sum(sizes)), *shapes[0][axis + 1 :])
+
+    def _gemm(self, node: ir.Node) -> Shape | None:
+        left, right = self.shape(node.inputs[0]), self.shape(node.inputs[1])
+        if left is None or right is None or len(left) != 2 or len(right) != 2:
+            return None
+        return left[1 if attribute(node, "transA", 0) else 0], right[0 if attribute(node, "transB", 0) else 1]
 
     def _unsqueeze(self, node: ir.Node) -> Shape | None:
         shape, axes = self.shape(node.inputs[0]), axes_of(node)
@@ -138,7 +224,7 @@ class Shapes:
 
     def _reshape(self, node: ir.Node) -> Shape | None:
         shape, target = self.shape(node.inputs[0]), self.integers(node.inputs[1])
-        if shape is None or target is None or attribute(node, "allowzero", 0):
+        if shape is None or target is None or (attribute(node, "allowzero", 0) and Dim(0) in target.items):
             return None
         return self.reshaped(shape, target.items)
 
@@ -206,7 +292,8 @@ class Shapes:
         return None if rule is None else rule(self, node)
 
     def _shape_operator(self, node: ir.Node) -> Integers | None:
-        shape = self.shape(node.inputs[0])
+        vector = self.integers(node.inputs[0])
+        shape = self.shape(node.inputs[0]) if vector is None else () if vector.is_scalar else (Dim(len(vector.items)),)
         if shape is None:
             return None
         return Integers(shape[attribute(node, "start", 0) : attribute(node, "end", None)], False)
@@ -252,12 +339,93 @@ class Shapes:
             return None
         return Integers(found.items, not target.items)
 
-    def _multiply_integers(self, node: ir.Node) -> Integers | None:
+    def _ones(self, node: ir.Node) -> Integers | None:
+        """A vector of one integer, as it is made to be compared with or expanded to."""
+        length = self.integers(node.inputs[0])
+        content = node.attributes.get("value")
+        if length is None or len(length.items) != 1 or length.items[0].constant is None or content is None:
+            return None
+        fill = content.value.numpy().reshape(-1)
+        if fill.dtype.kind not in "iu" or length.items[0].constant > LARGEST_SMALL_CONSTANT:
+            return None
+        return Integers((Dim(int(fill[0])),) * length.items[0].constant, False)
+
+    def _calculate(self, node: ir.Node) -> Integers | None:
+        """Sums, differences and quotients: of constants only."""
         left, right = (self.integers(operand) for operand in node.inputs)
         if left is None or right is None or len(left.items) != len(right.items):
             return None
-        items = tuple(product(pair) for pair in zip(left.items, right.items, strict=True))
-        return Integers(items, left.is_scalar and right.is_scalar)
+        items = []
+        for a, b in zip(left.items, right.items, strict=True):
+            if a.constant is None or b.constant is None or (node.op_type == "Div" and b.constant <= 0 or a.constant < 0):
+                return None
+            items.append(Dim(_ARITHMETIC[node.op_type](a.constant, b.constant)))
+        return Integers(tuple(items), left.is_scalar and right.is_scalar)
+
+    def _multiply_integers(self, node: ir.Node) -> Integers | None:
+        operands = self._broadcast_integers(node)
+        return operands and Integers(tuple(product(pair) for pair in zip(*operands[0], strict=True)), operands[1])
+
+    def _broadcast_integers(self, node: ir.Node) -> tuple[list[tuple[Dim, ...]], bool] | None:
+        """The operands' items, as many of each, and whether they are scalars."""
+        operands = [self.integers(operand) for operand in node.inputs]
+        if None in operands:
+            return None
+        length = max(len(operand.items) for operand in operands)
+        if any(len(operand.items) not in (1, length) for operand in operands):
+            return None
+        items = [operand.items * (length if len(operand.items) == 1 else 1) for operand in operands]
+        return items, all(operand.is_scalar for operand in operands)
+
+    def _filled_integers(self, node: ir.Node) -> Integers | None:
+        """ConstantOfShape: a vector of equal integers."""
+        length = self.integers(node.inputs[0])
+        fill = attribute(node, "value", None)
+        if length is None or len(length.items) != 1 or fill is None or not fill.dtype.is_integer():
+            return None
+        count = length.items[0].constant
+        if count is None or count > LARGEST_SMALL_CONSTANT:
+            return None
+        return Integers((Dim(int(fill.numpy().item())),) * count, False)
+
+    def _equal_integers(self, node: ir.Node) -> Integers | None:
+        """1 and 0 for true and false, where every comparison is certain: sizes are never negative."""
+        operands = self._broadcast_integers(node)
+        if operands is None:
+            return None
+        results = [self._equal(left, right) for left, right in zip(*operands[0], strict=True)]
+        return None if None in results else Integers(tuple(Dim(int(result)) for result in results), operands[1])
+
+    def _equal(self, left: Dim, right: Dim) -> bool | None:
+        left, right = self.dims.simplify(left), self.dims.simplify(right)
+        if left == right:
+            return True
+        negative = [dim.constant is not None and dim.constant < 0 for dim in (left, right)]
+        sizes = [dim.constant is None and dim.factor > 0 for dim in (left, right)]
+        certain = (left.constant is not None and right.constant is not None) or any(negative) and any(sizes)
+        return False if certain else None
+
+    def _where_integers(self, node: ir.Node) -> Integers | None:
+        operands = self._broadcast_integers(node)
+        if operands is None or any(condition.constant not in (0, 1) for condition in operands[0][0]):
+            return None
+        items = tuple(left if condition.constant else right for condition, left, right in zip(*operands[0], strict=True))
+        return Integers(items, operands[1])
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether `value` is one constant, without axes or in a vector of one: it changes no shape that it is broadcast to."""
+    array = small_constant(value)
+    return array is not None and array.size == 1 and array.ndim <= 1
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether `value` is an initializer, or one number, or a view of an initializer."""
+    node = value.producer()
+    while node is not None and node.op_type in _CONSTANT_VIEWS and is_standard(node):
+        value = node.inputs[0]
+        node = value.producer()
+    return _is_number(value) or initializer_tensor(value) is not None
 
 
 def unsqueezed(items: tuple, axes: tuple[int, ...], one) -> tuple:
@@ -276,10 +444,21 @@ _SHAPE_RULES = {
     "Transpose": Shapes._transpose,
     "Expand": Shapes._expand,
     "MatMul": Shapes._matrix_product,
+    "Gemm": Shapes._gemm,
+    "TopK": Shapes._top_k,
+    "ArgMax": Shapes._arg_max,
+    "GatherElements": Shapes._gather_elements,
+    "Where": Shapes._broadcast_operands,
+    "Concat": Shapes._concat,
     "Slice": Shapes._slice,
     "ConstantOfShape": Shapes._constant_of_shape,
 }
+_ARITHMETIC = {"Add": operator.add, "Sub": operator.sub, "Div": operator.floordiv}
 _INTEGER_RULES = {
+    "ConstantOfShape": Shapes._ones,
+    "Add": Shapes._calculate,
+    "Sub": Shapes._calculate,
+    "Div": Shapes._calculate,
     "Shape": Shapes._shape_operator,
     "Gather": Shapes._gather_integers,
     "Slice": Shapes._slice_integers,
@@ -290,4 +469,7 @@ _INTEGER_RULES = {
     "Squeeze": Shapes._as_scalar,
     "Reshape": Shapes._reshape_integers,
     "Mul": Shapes._multiply_integers,
+    "ConstantOfShape": Shapes._filled_integers,
+    "Equal": Shapes._equal_integers,
+    "Where": Shapes._where_integers,
 }

@@ -9,29 +9,37 @@ import dataclasses
 
 import onnx_ir as ir
 
+from .axes import ONE_AXIS, regrouped, sizes
 from .constants import attribute, axes_of
 from .dims import ONE, Dim, product
 from .meanings import (
     Axes,
     Axis,
+    ChosenConstant,
     Contribution,
     Coordinates,
+    Counts,
+    Expert,
     ExpertMask,
+    ExpertPlaces,
+    Hits,
     Ids,
     Meaning,
     OneHotIds,
+    PairPlaces,
     PartialSum,
     PickIndex,
-    PickWeight,
+    PlaceIndex,
     Refusal,
+    RoutingWeights,
     Rows,
 )
 from .recogniser import Recogniser
 from .shapes import unsqueezed
 
-ONE_AXIS = Axis("one", ONE)
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+# The weighted outputs may be summed in float and rounded once: so does the operator.
+_SUMS_IN_FLOAT = tuple({ir.DataType.FLOAT, narrow} for narrow in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
 
 def with_axes(meaning: Meaning, axes: Axes) -> Meaning:
@@ -48,18 +56,27 @@ def cast(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     match meaning:
         case None:
             return None
-        case OneHotIds() | ExpertMask():
+        case OneHotIds() | ExpertMask() | Hits(listed=False) | PlaceIndex(what="zero"):
             return meaning  # zeros and ones are exact in every type
-        case Ids() | Coordinates() | PickIndex():
+        case Ids() | Coordinates() | PickIndex() | Hits() | PlaceIndex() | Counts() | ExpertPlaces() | PairPlaces():
             if target in _INTEGERS:
                 return meaning
             raise Refusal(f"indices are cast to {target.name}, which may round them")
-        case Rows() | PickWeight() | Contribution() | PartialSum():
+        case Rows() | RoutingWeights() | Contribution() | PartialSum():
             if meaning.dtype == target:
                 return meaning
+            if _may_widen(meaning) and {meaning.dtype, target} in _SUMS_IN_FLOAT:
+                return dataclasses.replace(meaning, dtype=target)
             came = "an unknown type" if meaning.dtype is None else meaning.dtype.name
             raise Refusal(f"a cast from {came} to {target.name} inside the experts changes what is rounded")
+        case ChosenConstant() if meaning.view.tensor.dtype == target:
+            return meaning
     return None
+
+
+def _may_widen(meaning: Meaning) -> bool:
+    whole_output = isinstance(meaning, Rows) and isinstance(meaning.form, Expert)
+    return whole_output or isinstance(meaning, RoutingWeights | Contribution | PartialSum)
 
 
 def unsqueeze(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
@@ -90,7 +107,14 @@ def transpose(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     if meaning is None:
         return None
     permutation = attribute(node, "perm", range(len(meaning.axes))[::-1])
+    tokens = [place for place in permutation if _holds_tokens(meaning.axes[place])]
+    if tokens != sorted(tokens):
+        raise Refusal("a transposition changes the order of the tokens")
     return with_axes(meaning, tuple(meaning.axes[axis] for axis in permutation))
+
+
+def _holds_tokens(axis: Axis) -> bool:
+    return axis.role == "token" or any(part.role == "token" for part in axis.parts)
 
 
 def flatten(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
@@ -99,8 +123,8 @@ def flatten(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
         return None
     axis = attribute(node, "axis", 1)
     axis = axis if axis >= 0 else axis + len(meaning.axes)
-    sizes = [axis_.size for axis_ in meaning.axes]
-    return with_axes(meaning, _regrouped(recogniser, meaning.axes, (product(sizes[:axis]), product(sizes[axis:]))))
+    outer, inner = sizes(meaning.axes[:axis]), sizes(meaning.axes[axis:])
+    return with_axes(meaning, regrouped(recogniser.shapes.dims, meaning.axes, (product(outer), product(inner))))
 
 
 def reshape(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
@@ -110,26 +134,10 @@ def reshape(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     target = recogniser.shapes.integers(node.inputs[1])
     if target is None or attribute(node, "allowzero", 0) and Dim(0) in target.items:
         raise Refusal("the new shape of a Reshape could not be worked out")
-    shape = recogniser.shapes.reshaped(tuple(axis.size for axis in meaning.axes), target.items)
+    shape = recogniser.shapes.reshaped(sizes(meaning.axes), target.items)
     if shape is None:
         raise Refusal("the dimension that a Reshape leaves open (-1) could not be worked out")
-    return with_axes(meaning, _regrouped(recogniser, meaning.axes, shape))
-
-
-def _regrouped(recogniser: Recogniser, axes: Axes, shape: tuple[Dim, ...]) -> Axes:
-    """`axes` spread over `shape`, where the two differ in nothing but axes of one element."""
-    rest = [axis for axis in axes if axis.size != ONE]
-    result = []
-    for size in shape:
-        if size == ONE:
-            result.append(ONE_AXIS)
-        elif rest and recogniser.shapes.dims.same(rest[0].size, size):
-            result.append(rest.pop(0))
-        else:
-            raise Refusal("a reshape joins or splits axes")
-    if rest:
-        raise Refusal("a reshape joins or splits axes")
-    return tuple(result)
+    return with_axes(meaning, regrouped(recogniser.shapes.dims, meaning.axes, shape))
 
 
 def expand(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
@@ -139,13 +147,31 @@ def expand(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     target = recogniser.shapes.integers(node.inputs[1])
     if target is None:
         raise Refusal("the shape of an Expand could not be worked out")
-    sizes = tuple(axis.size for axis in meaning.axes)
-    shape = recogniser.shapes.broadcast(sizes, target.items)
+    shape = recogniser.shapes.broadcast(sizes(meaning.axes), target.items)
     if shape is None:
         raise Refusal("an Expand could not be proved to fit")
-    axes = (ONE_AXIS,) * (len(shape) - len(sizes)) + meaning.axes
+    axes = (ONE_AXIS,) * (len(shape) - len(meaning.axes)) + meaning.axes
     grown = (axis if axis.size != ONE or size == ONE else Axis("repeat", size) for axis, size in zip(axes, shape, strict=True))
     return with_axes(meaning, tuple(grown))
+
+
+def tile(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
+    """Repetition of everything: the copies follow one another."""
+    meaning = recogniser.meaning(node.inputs[0])
+    if meaning is None:
+        return None
+    repeats = recogniser.shapes.integers(node.inputs[1])
+    if repeats is None or len(repeats.items) != len(meaning.axes):
+        raise Refusal("the repeats of a Tile could not be worked out")
+    return with_axes(meaning, tuple(_repeated(axis, count) for axis, count in zip(meaning.axes, repeats.items, strict=True)))
+
+
+def _repeated(axis: Axis, count: Dim) -> Axis:
+    if count == ONE:
+        return axis
+    if axis.size == ONE:
+        return Axis("repeat", count)
+    return Axis("joined", product((count, axis.size)), (Axis("repeat", count), axis))
 
 
 RULES = {
@@ -157,4 +183,5 @@ RULES = {
     "Flatten": [flatten],
     "Reshape": [reshape],
     "Expand": [expand],
+    "Tile": [tile],
 }

@@ -15,7 +15,7 @@ from .graph_passes import pipeline
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.meanings import Refusal
 from .graph_passes.moe_layer import MoELayer, Refused
-from .graph_passes.moe_node import is_moe_node, make_moe_node
+from .graph_passes.moe_node import is_moe_node, make_replacement
 from .model_file import ModelFile, read_model
 from .report import LayerReport, human_bytes, layer_sizes
 
@@ -83,7 +83,7 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
     graph = source.model.graph
     nodes = len(graph)
     remove_unused(graph)  # as `fuse` does: what nobody uses is no reason to refuse
-    found = pipeline.find_layers(graph)
+    found = pipeline.find(graph).routed
     weights = {id(value.const_value): value.const_value for value in graph.initializers.values() if value.const_value}
     experts = _expert_tensors(found) | _window_tensors(graph)
     return ModelInventory(
@@ -106,7 +106,7 @@ def _describe(layer: MoELayer | Refused) -> LayerReport:
     report = describe(layer)
     if isinstance(layer, MoELayer):
         try:
-            report.windows = len(make_moe_node(layer)[1])
+            report.windows = len(make_replacement(layer).windows)
         except Refusal as refusal:
             report.reason = str(refusal)
     return report
@@ -119,7 +119,8 @@ def _expert_tensors(found: list[MoELayer | Refused]) -> set[int]:
         if isinstance(layer, MoELayer)
         for _, linears in layer.roles()
         for linear in linears
-        for tensor in (linear.matrix.tensor, linear.bias)
+        if linear is not None
+        for tensor in (linear.matrix.tensor, linear.bias and linear.bias.tensor)
         if tensor is not None
     }
 

@@ -37,6 +37,14 @@ class LayerReport:
     """The largest difference found by the verification, relative to the output's scale."""
     tolerance: float | None = None
     verification_seconds: float = 0.0
+    pattern: str = ""
+    """How the graph spells it, in a few words."""
+    missing_experts: list[int] = field(default_factory=list)
+    """Ids that the router may choose, and whose weights the file does not hold."""
+    router: str = ""
+    """``fused``, or why the router stays as the graph computes it; empty if the layer has none."""
+    shared: bool = False
+    """Not routed: a network that every token goes through (a shared expert, a dense layer)."""
 
 
 @dataclass
@@ -51,17 +59,28 @@ class FusionReport:
     seconds: float
     warnings: list[str] = field(default_factory=list)
 
+    shared: list[LayerReport] = field(default_factory=list)
+    """Shared experts and dense layers: fused where a router's layers are."""
+
     @property
     def fused(self) -> int:
-        """How many layers were fused."""
+        """How many layers with a router were fused."""
         return sum(layer.fused for layer in self.layers)
 
+    @property
+    def shared_fused(self) -> int:
+        return sum(layer.fused for layer in self.shared)
+
+    @property
+    def routers_fused(self) -> int:
+        return sum(layer.router == "fused" for layer in self.layers)
+
     def to_json(self) -> str:
-        return json.dumps({**dataclasses.asdict(self), "fused": self.fused}, indent=2)
+        return json.dumps({**dataclasses.asdict(self), "fused": self.fused, "shared_fused": self.shared_fused}, indent=2)
 
     def to_text(self) -> str:
         lines = [_headline(self)]
-        lines += [f"  {_layer_line(layer)}" for layer in self.layers]
+        lines += [f"  {_layer_line(layer)}" for layer in (*self.layers, *self.shared)]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         if self.output is None:
             lines.append("  nothing was written")
@@ -84,13 +103,20 @@ def _headline(report: FusionReport) -> str:
 def _layer_line(layer: LayerReport) -> str:
     if not layer.fused:
         return f"{layer.where}: refused: {layer.reason}"
-    return f"{layer.where}: {layer_sizes(layer)}; {_verification(layer)}"
+    router = f"; router: {layer.router}" if layer.router else ""
+    lost = f"; LOST experts {_numbers(layer.missing_experts)}" if layer.missing_experts else ""
+    return f"{layer.where}: {layer_sizes(layer)}; {_verification(layer)}{router}{lost}"
+
+
+def _numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def layer_sizes(layer: LayerReport) -> str:
     """One line about a layer that is understood."""
+    experts = "every token" if layer.shared else f"{layer.experts_found} experts, top {layer.k}"
     return (
-        f"{layer.experts_found} experts, top {layer.k}, {layer.hidden_size} -> {layer.intermediate_size}, {layer.activation}, "
+        f"{experts}, {layer.hidden_size} -> {layer.intermediate_size}, {layer.activation}, "
         f"{layer.dtype} {layer.layout}, {human_bytes(layer.bytes_referenced)} in {layer.windows} window"
         f"{'' if layer.windows == 1 else 's'}"
     )

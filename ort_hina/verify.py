@@ -18,7 +18,8 @@ import onnx
 import onnx_ir as ir
 
 from .graph_passes.moe_layer import MoELayer
-from .graph_passes.moe_node import DOMAIN, OPSET
+from .graph_passes.domain import DOMAIN, OPSET
+from .graph_passes.moe_node import Replacement
 
 # float: two sums of the same n ≤ 20,000 products in another order differ by about eps·√n ≈ 8e-6 of their scale, in each
 # of two matrix products in a row. 1e-4 leaves room for a cancelling row; the smallest mistake, one expert of k wrong for
@@ -61,13 +62,13 @@ def tolerance(dtype: ir.DataType, k: int) -> float:
 
 
 def verify_layer(
-    layer: MoELayer, replacement: ir.Node, windows: list[ir.Value], source: ir.Model, folder: Path, *, seed: int = 0
+    layer: MoELayer, replacement: Replacement, source: ir.Model, folder: Path, *, seed: int = 0
 ) -> Verdict:
     """Compares `layer` with `replacement`.
 
     Args:
         layer: the original, still in its graph.
-        replacement: the node ort_hina::MoE, not in any graph; `windows` are its initializers.
+        replacement: the nodes that are to take its place, not in any graph.
         source: the model of the layer, for its opsets.
         folder: where the locations of external data are looked up (they have been checked).
         seed: of the random input.
@@ -79,12 +80,12 @@ def verify_layer(
     limit = tolerance(layer.dtype, layer.k)
     feeds = _random_inputs(layer, seed)
     try:
-        expected = _run(_original_model(layer, source, folder), feeds, with_library=False)
+        expected = _run(_original_model(layer, feeds, source, folder), feeds, with_library=False)
     except _CannotRun as error:
         detail = f"ONNX Runtime cannot run the original on this machine: {error}"
         return Verdict("not run", None, limit, time.perf_counter() - began, detail)
     try:
-        found = _run(_replacement_model(layer, replacement, windows, source, folder), feeds, with_library=True)
+        found = _run(_replacement_model(layer, replacement, feeds, source, folder), feeds, with_library=True)
     except _CannotRun as error:
         return Verdict("failed", None, limit, time.perf_counter() - began, f"the fused node does not run: {error}")
     state, difference, detail = _compare(expected, found, limit)
@@ -105,7 +106,8 @@ def _compare(expected: np.ndarray, found: np.ndarray, limit: float) -> tuple[str
 
 
 def _random_inputs(layer: MoELayer, seed: int) -> dict[str, np.ndarray]:
-    """Activations, ids that are distinct within a token and reach every expert, and weights of the size of real ones.
+    """Activations, ids that are distinct within a token and reach every expert, and weights of the size of real ones (or
+    logits that reach every expert).
 
     The inputs of which the original reads only the shape get it as ``[1, …, T, H]``.
     """
@@ -116,33 +118,50 @@ def _random_inputs(layer: MoELayer, seed: int) -> dict[str, np.ndarray]:
     order = random.permutation(experts)
     ids = order[np.arange(tokens * k).reshape(tokens, k) % experts]
     ids = random.permuted(ids, axis=1).astype(np.int64)
-    dtype = layer.dtype.numpy()
-    feeds = {
-        layer.x.name: random.standard_normal((tokens, layer.hidden_size)).astype(dtype),
-        layer.ids.name: ids,
-        layer.weights.name: random.uniform(0.05, 1.0, (tokens, k)).astype(dtype),
-    }
+    x = random.standard_normal((tokens, layer.hidden_size)).astype(_element(layer, 0))
+    feeds = {}
+    for value, rank in zip((layer.source or layer.x, layer.x), layer.ranks, strict=True):
+        feeds[value.name] = x.reshape((1,) * (rank - 2) + x.shape)
+    if layer.router is not None:
+        logits = random.uniform(-1, 1, (tokens, experts))
+        np.put_along_axis(logits, ids, random.uniform(2, 3, ids.shape), axis=1)
+        feeds[layer.router.logits.name] = logits.astype(_element(layer, 1))
+    elif layer.ids is not None:
+        feeds[layer.ids.name] = ids
+        feeds[layer.weights.name] = random.uniform(0.05, 1.0, (tokens, k)).astype(_element(layer, 1))
     for value, rank in layer.onlooked:
         shape = (1,) * (rank - 2) + (tokens, layer.hidden_size)
-        feeds[value.name] = np.zeros(shape, dtype)
+        feeds[value.name] = np.zeros(shape, layer.dtype.numpy())
     return feeds
 
 
-def _original_model(layer: MoELayer, source: ir.Model, folder: Path) -> onnx.ModelProto:
+def _element(layer: MoELayer, which: int) -> np.dtype:
+    return (layer.dtypes[which] or layer.dtype).numpy()
+
+
+def _original_model(layer: MoELayer, feeds: dict[str, np.ndarray], source: ir.Model, folder: Path) -> onnx.ModelProto:
     used = {value for node in layer.nodes for value in node.inputs if value is not None}
     nodes = [ir.serde.serialize_node(node) for node in layer.nodes]
     constants = [_constant(value.const_value, folder) for value in used if value.is_initializer()]
-    return _model(layer, nodes, constants, [value for value, _ in layer.onlooked], source)
+    return _model(layer, nodes, constants, feeds, {value.name for value in used}, source)
 
 
 def _replacement_model(
-    layer: MoELayer, node: ir.Node, windows: list[ir.Value], source: ir.Model, folder: Path
+    layer: MoELayer, replacement: Replacement, feeds: dict[str, np.ndarray], source: ir.Model, folder: Path
 ) -> onnx.ModelProto:
-    constants = [_constant(value.const_value, folder) for value in windows]
-    model = _model(layer, [ir.serde.serialize_node(node)], constants, [], source)
+    constants = [_constant(value.const_value, folder) for value in replacement.windows]
+    used = {value.name for node in replacement.nodes for value in node.inputs if value is not None}
+    constants += [_constant(value.const_value, folder) for value in _other_constants(replacement)]
+    model = _model(layer, [ir.serde.serialize_node(node) for node in replacement.nodes], constants, feeds, used, source)
     if not any(opset.domain == DOMAIN for opset in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, OPSET))
     return model
+
+
+def _other_constants(replacement: Replacement) -> list[ir.Value]:
+    """Initializers besides the windows: the bias of a router."""
+    operands = [value for node in replacement.nodes for value in node.inputs if value is not None]
+    return [value for value in operands if value.is_initializer() and value not in replacement.windows]
 
 
 def _constant(tensor: ir.TensorProtocol, folder: Path) -> onnx.TensorProto:
@@ -159,22 +178,36 @@ def _model(
     layer: MoELayer,
     nodes: list[onnx.NodeProto],
     constants: list[onnx.TensorProto],
-    onlooked: list[ir.Value],
+    feeds: dict[str, np.ndarray],
+    used: set[str],
     source: ir.Model,
 ) -> onnx.ModelProto:
-    element = int(layer.dtype)
+    onlooked = {value.name for value, _ in layer.onlooked}
+    made = {name for node in nodes for name in node.output}
     inputs = [
-        onnx.helper.make_tensor_value_info(layer.x.name, element, ["tokens", layer.hidden_size]),
-        onnx.helper.make_tensor_value_info(layer.ids.name, onnx.TensorProto.INT64, ["tokens", layer.k]),
-        onnx.helper.make_tensor_value_info(layer.weights.name, element, ["tokens", layer.k]),
+        onnx.helper.make_tensor_value_info(
+            name,
+            onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
+            # Without a shape the rank stays open, as it is in the whole model.
+            None if name in onlooked else _open_shape(array),
+        )
+        for name, array in feeds.items()
+        if name in used and name not in made
     ]
-    # Without a shape the rank stays open, as it is in the whole model.
-    inputs += [onnx.helper.make_tensor_value_info(value.name, element, None) for value in onlooked]
-    output = onnx.helper.make_tensor_value_info(layer.output.name, element, None)
+    output = onnx.helper.make_tensor_value_info(layer.output.name, int(_output_type(layer)), None)
     graph = onnx.helper.make_graph(nodes, "layer", inputs, [output])
     graph.initializer.extend(constants)
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in source.graph.opset_imports.items()]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
+
+
+def _open_shape(array: np.ndarray) -> list[str | int]:
+    """Only the last dimension is fixed, as in the whole model."""
+    return [f"{array.shape}_{axis}" for axis in range(array.ndim - 1)] + [array.shape[-1]]
+
+
+def _output_type(layer: MoELayer) -> ir.DataType:
+    return layer.dtypes[0] or layer.dtype
 
 
 class _CannotRun(Exception):

@@ -16,6 +16,7 @@ constexpr Isa kIsa = Isa::kAvx512Bf16;
 #include "kernels/simd_avx512.h"
 #include "kernels/weight_load.inl"
 #include "kernels/vector_ops.inl"
+#include "kernels/route.inl"
 #include "kernels/fetch_ahead.inl"
 #include "kernels/bf16_weights.inl"
 #include "kernels/bf16_nk.inl"
@@ -47,7 +48,7 @@ const MatmulKernel kKernels[] = {
 };
 
 const VectorOps kOps = {kIsa,    activate,    activate_lanes, pack,           combine,
-                        widen,   sum_chunks,  multiply_adds,  bf16_multiply_adds};
+                        widen,   sum_chunks,  route,          multiply_adds,  bf16_multiply_adds};
 
 }  // namespace
 

@@ -38,6 +38,20 @@ struct Simd {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
 
+  // The largest lane, of lanes that are not NaN.
+  static float largest(F x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
+  // Bit i: whether it holds of lane i. Never of NaN.
+  static uint32_t equal(F a, F b) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ))); }
+  static uint32_t greater(F a, F b) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ))); }
+  // x where a > b, y elsewhere and where one is NaN.
+  static F where_greater(F a, F b, F x, F y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+  // The first n lanes of x, the others of rest.
+  static F first(F x, size_t n, F rest) { return _mm256_blendv_ps(rest, x, _mm256_castsi256_ps(head(n))); }
+
   static F from_f16(__m128i h) { return _mm256_cvtph_ps(h); }
   static F from_bf16(__m128i h) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));

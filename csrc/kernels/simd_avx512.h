@@ -32,6 +32,16 @@ struct Simd {
   }
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
 
+  // The largest lane, of lanes that are not NaN.
+  static float largest(F x) { return _mm512_reduce_max_ps(x); }
+  // Bit i: whether it holds of lane i. Never of NaN.
+  static uint32_t equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  static uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  // x where a > b, y elsewhere and where one is NaN.
+  static F where_greater(F a, F b, F x, F y) { return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), x); }
+  // The first n lanes of x, the others of rest.
+  static F first(F x, size_t n, F rest) { return _mm512_mask_mov_ps(rest, head(n), x); }
+
   static F from_f16(__m256i h) { return _mm512_cvtph_ps(h); }
   static F from_bf16(__m256i h) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));

@@ -49,6 +49,26 @@ struct Simd {
   }
   static float sum(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
+  // The largest lane, of lanes that are not NaN.
+  static float largest(F x) {
+    const float a = x[0] < x[1] ? x[1] : x[0], b = x[2] < x[3] ? x[3] : x[2];
+    return a < b ? b : a;
+  }
+  // Bit i: whether it holds of lane i. Never of NaN.
+  static uint32_t bits(I holds) {
+    const I bit = holds & I{1, 2, 4, 8};
+    return static_cast<uint32_t>((bit[0] | bit[1]) | (bit[2] | bit[3]));
+  }
+  static uint32_t equal(F a, F b) { return bits(a == b); }
+  static uint32_t greater(F a, F b) { return bits(a > b); }
+  // x where a > b, y elsewhere and where one is NaN.
+  static F where_greater(F a, F b, F x, F y) { return a > b ? x : y; }
+  // The first n lanes of x, the others of rest.
+  static F first(F x, size_t n, F rest) {
+    for (size_t i = n; i < kWidth; ++i) x[i] = rest[i];
+    return x;
+  }
+
   static float widen_f16(uint16_t h) {
 #if defined(__aarch64__)
     __fp16 x;

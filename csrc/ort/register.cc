@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "ort/moe_op.h"
+#include "ort/router_op.h"
 #include "runtime/cpu.h"
 
 namespace ort_hina::ort {
@@ -19,7 +20,8 @@ constexpr unsigned long kSafeInference = 24;
 // when the last one ends, so it is kept to the end of the process.
 struct Registration {
   Ort::CustomOpDomain domain{kDomain};
-  std::list<MoeOp> ops;
+  std::list<MoeOp> moe;
+  std::list<RouterOp> router;
 };
 
 std::string config_entry(const OrtSessionOptions* options, const char* key) {
@@ -68,8 +70,8 @@ void register_ops(OrtSessionOptions* options, const std::string& version) {
   Registration& registration = registrations.emplace_back();
   for (auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
                     ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16}) {
-    registration.ops.emplace_back(type, settings, infers_shapes);
-    registration.domain.Add(&registration.ops.back());
+    registration.domain.Add(&registration.moe.emplace_back(type, settings, infers_shapes));
+    registration.domain.Add(&registration.router.emplace_back(type, settings));
   }
   Ort::ThrowOnError(Ort::GetApi().AddCustomOpDomain(options, registration.domain));
 }

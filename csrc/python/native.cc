@@ -58,6 +58,7 @@ PYBIND11_MODULE(_native, m) {
         "The level that operators use, and why. ValueError where ORT_HINA_ISA names one that is unknown or lacking.");
   m.def("usable_threads", &ort_hina::runtime::usable_threads, "Threads that this process may run on at once.");
   bind_moe(m);
+  bind_router(m);
   bind_kernels(m);
   bind_plan(m);
   bind_yardsticks(m);

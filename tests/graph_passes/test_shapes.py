@@ -19,9 +19,10 @@ def graph_of(build) -> tuple[onnx.ModelProto, str]:
     """`build(op, const)` returns the name of the value to look at; the input is x [B, S, 8]."""
     nodes: list[onnx.NodeProto] = []
 
-    def op(operator, *inputs, **attributes):
-        nodes.append(helper.make_node(operator, inputs, [f"v{len(nodes)}"], **attributes))
-        return nodes[-1].output[0]
+    def op(operator, *inputs, outputs=1, **attributes):
+        names = [f"v{len(nodes)}", f"v{len(nodes)}.second"][:outputs]
+        nodes.append(helper.make_node(operator, inputs, names, **attributes))
+        return names[0]
 
     def const(value, dtype=np.int64):
         return op("Constant", value=numpy_helper.from_array(np.array(value, dtype)))
@@ -41,6 +42,16 @@ def batch_times_length(op, const):
     return op("Concat", op("Unsqueeze", product, const([0])), const([8]), axis=0)
 
 
+def minus_ones_as_ones(op, target, const):
+    """What PyTorch's exporter writes for ``expand(-1, …)``: Expand wants 1 where a dimension stays as it is."""
+    ones = op("ConstantOfShape", const([4]), value=numpy_helper.from_array(np.ones(1, np.int64)))
+    return op("Where", op("Equal", target, op("Mul", ones, const(-1))), ones, target)
+
+
+def second(name):
+    return f"{name}.second"
+
+
 CASES = {
     "flat rows": lambda op, const: op("Reshape", "x", const([-1, 8])),
     "rows by a computed width": lambda op, const: op(
@@ -58,6 +69,26 @@ CASES = {
     "first element": lambda op, const: op("Slice", "x", const([0, 0]), const([1, 2**63 - 1]), const([0, 1])),
     "matrix product": lambda op, const: op("MatMul", "x", "matrix"),
     "scaled": lambda op, const: op("Mul", "scale", "x"),
+    "two computed factors": lambda op, const: op("Mul", "x", op("Sigmoid", "x")),
+    "divided by a sum": lambda op, const: op("Div", "x", op("ReduceSum", "x", const([-1]), keepdims=1)),
+    "sum of an axis": lambda op, const: op("ReduceSum", "x", const([-1]), keepdims=0),
+    "largest of two axes": lambda op, const: op("ReduceMax", "x", const([0, 2])),
+    "place of the largest": lambda op, const: op("ArgMax", "x", axis=1, keepdims=0),
+    "best three": lambda op, const: op("TopK", "x", const([3]), outputs=2),
+    "best two along the tokens": lambda op, const: op("TopK", "x", const([2]), outputs=2, axis=1),
+    "places of the best": lambda op, const: second(op("TopK", "x", const([3]), outputs=2)),
+    "picked": lambda op, const: op("GatherElements", "x", op("ArgMax", "x", axis=-1), axis=-1),
+    "scattered": lambda op, const: op("ScatterElements", "x", op("ArgMax", "x"), op("ReduceMax", "x", const([0])), axis=0),
+    "masked": lambda op, const: op("Where", op("Cast", "x", to=onnx.TensorProto.BOOL), const(0, np.float32), "x"),
+    "columns side by side": lambda op, const: op("Concat", "x", op("ReduceMax", "x", const([-1])), axis=-1),
+    "matrix and bias": lambda op, const: op("Gemm", op("Reshape", "x", const([-1, 8])), "matrix"),
+    "transposed matrix": lambda op, const: op(
+        "Gemm", op("Reshape", "x", const([-1, 8])), op("Transpose", "matrix"), transB=1
+    ),
+    "a shape with allowzero and no zero": lambda op, const: op("Reshape", "x", const([-1, 8]), allowzero=1),
+    "expand that keeps what is -1": lambda op, const: op(
+        "Expand", op("Unsqueeze", "x", const([-1])), minus_ones_as_ones(op, const([-1, 1, 8, 4]), const)
+    ),
     "part of a shape": lambda op, const: op("ConstantOfShape", op("Shape", "x", start=1)),
     "sliced shape": lambda op, const: op("ConstantOfShape", op("Slice", op("Shape", "x"), const([1]), const([3]))),
     "scalar to vector and back": lambda op, const: op(

@@ -1,0 +1,36 @@
+// What operators have in common with ONNX Runtime: shapes and types of tensors, the thread pool, errors.
+#pragma once
+#include <onnxruntime_cxx_api.h>
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "kernels/types.h"
+
+namespace ort_hina::ort {
+
+const char* type_name(ONNXTensorElementDataType type);
+
+// Throws std::invalid_argument, beginning with `what`, where it is none of the three.
+DataType floating_type(ONNXTensorElementDataType type, const std::string& what);
+
+std::string describe(const std::vector<int64_t>& shape);
+
+// Rows and the last dimension of a rank 2 or 3 input.
+struct Rows {
+  std::vector<int64_t> shape;
+  size_t rows, width;
+  ONNXTensorElementDataType type;
+};
+
+// Throws std::invalid_argument, beginning with `what`, where the rank is another.
+Rows rows_of(const Ort::ConstValue& value, const char* what);
+
+// runtime::Pool::parallel_for over ONNX Runtime's own pool; `context` is the OrtKernelContext.
+void parallel_for(void* context, size_t count, void (*body)(void*, size_t), void* data);
+
+// The error that a session or a call answers with; `node` begins the message.
+OrtStatusPtr status_of(const std::string& node, const std::exception& error);
+
+}  // namespace ort_hina::ort

@@ -1,0 +1,4 @@
+"""The domain of the project's own operators."""
+
+DOMAIN = "ort_hina"
+OPSET = 1
