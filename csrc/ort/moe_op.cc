@@ -55,7 +55,8 @@ std::string node_name(const Ort::ConstKernelInfo& info) {
 void check_addend(const Ort::ConstKernelInfo& info) {
   int constant = 0;
   info.GetTensorConstantInput(kAddend, &constant);
-  if (constant) fail("input 3 (addend): expected a value computed at run time, got a constant initializer (windows begin at input 4)");
+  if (constant)
+    fail("input 3 (addend): expected a value computed at run time, got a constant initializer (windows begin at input 4)");
 }
 
 std::vector<operators::Window> read_windows(const Ort::ConstKernelInfo& info) {
@@ -106,9 +107,11 @@ void read_ids(const Ort::ConstValue& ids, const Rows& x, size_t num_experts, ope
 void read_weights(const Ort::ConstValue& weights, const Rows& x, operators::MoeInputs* in) {
   if (!weights) return;
   const Rows weight = rows_of(weights, "input 2 (expert_weights)");
-  if (weight.rows != x.rows || weight.width != in->k)
-    fail("input 2 (expert_weights): expected " + to_string(x.rows) + " rows of " + to_string(in->k) + " weights (" +
-         (in->ids ? "as many as expert_ids" : "one for each expert, since expert_ids is absent") + "), got shape " + describe(weight.shape));
+  if (weight.rows != x.rows || weight.width != in->k) {
+    const char* why = in->ids ? "as many as expert_ids" : "one for each expert, since expert_ids is absent";
+    fail("input 2 (expert_weights): expected " + to_string(x.rows) + " rows of " + to_string(in->k) + " weights (" + why +
+         "), got shape " + describe(weight.shape));
+  }
   in->weights_type = floating_type(weight.type, "input 2 (expert_weights)");
   in->weights = weights.GetTensorRawData();
 }
@@ -116,8 +119,8 @@ void read_weights(const Ort::ConstValue& weights, const Rows& x, operators::MoeI
 void read_addend(const Ort::ConstValue& addend, const Rows& x, operators::MoeInputs* in) {
   if (!addend) return;
   const auto info = addend.GetTensorTypeAndShapeInfo();
-  if (info.GetElementType() != x.type)
-    fail(std::string("input 3 (addend) is ") + type_name(info.GetElementType()) + ", expected " + type_name(x.type) + " as X");
+  const std::string type = type_name(info.GetElementType());
+  if (info.GetElementType() != x.type) fail("input 3 (addend) is " + type + ", expected " + type_name(x.type) + " as X");
   if (info.GetShape() != x.shape)
     fail("input 3 (addend): expected the shape of X " + describe(x.shape) + ", got " + describe(info.GetShape()));
   in->addend = addend.GetTensorRawData();

@@ -39,8 +39,8 @@ class MoeKernel {
 // One instance for each type of X; ONNX Runtime picks by type.
 class MoeOp : public Ort::CustomOpBase<MoeOp, MoeKernel, /*WithStatus=*/true> {
  public:
-  // `infers_shapes`: whether the runtime may ask for the shape of Y. Those before 1.24 read beyond a null pointer when they do
-  // and an input is left out.
+  // `infers_shapes`: whether the runtime may ask for the shape of Y. Those before 1.24 crash when they do so for a node that
+  // leaves an input out.
   MoeOp(ONNXTensorElementDataType x_type, const Settings& settings, bool infers_shapes)
       : x_type_(x_type), settings_(settings) {
     OrtCustomOp::version = kApiVersion;

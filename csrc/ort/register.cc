@@ -1,6 +1,5 @@
 // The library's only export.
 #include <cstdlib>
-#include <limits>
 #include <list>
 #include <mutex>
 
@@ -14,7 +13,7 @@ namespace {
 constexpr char kDomain[] = "ort_hina";
 constexpr char kThreadsKey[] = "ort_hina.threads";
 constexpr char kComputeKey[] = "ort_hina.compute";
-// From this minor version on, ONNX Runtime asks for shapes also where an optional input is left out.
+// From version 1.24 on, asking for shapes where an optional input is left out reads no null pointer.
 constexpr unsigned long kSafeInference = 24;
 
 // What one session's options registered. ONNX Runtime keeps pointers into it as long as any session lives, and does not say
@@ -57,16 +56,16 @@ bool read_bf16_compute(const OrtSessionOptions* options) {
                               text + "'");
 }
 
-// Of "1.24.1", 24; of any other major version, or of what is no version, the most there is.
-unsigned long minor_version(const std::string& version) {
-  return version.rfind("1.", 0) == 0 ? std::strtoul(version.c_str() + 2, nullptr, 10) : std::numeric_limits<unsigned long>::max();
+// Whether ONNX Runtime of this version may ask a node with optional inputs for the shape of its output.
+bool may_infer_shapes(const std::string& version) {
+  return version.rfind("1.", 0) != 0 || std::strtoul(version.c_str() + 2, nullptr, 10) >= kSafeInference;
 }
 
 void register_ops(OrtSessionOptions* options, const std::string& version) {
   static std::mutex mutex;
   static std::list<Registration> registrations;
   const Settings settings = {read_threads(options), read_bf16_compute(options)};
-  const bool infers_shapes = minor_version(version) >= kSafeInference;
+  const bool infers_shapes = may_infer_shapes(version);
   const std::lock_guard<std::mutex> lock(mutex);
   Registration& registration = registrations.emplace_back();
   for (auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,

@@ -32,7 +32,8 @@ class Routing {
   // Then count() of every chunk, arrange(), place() of every chunk. Chunks are independent of each other.
   void begin(size_t slots, size_t experts, size_t chunks);
 
-  // `ids[slot]` is an integer. Returns the chunk's first slot whose id lies outside [0, experts), or slots() if there is none.
+  // `ids[slot]` is an integer. Returns the chunk's first slot whose id lies outside [0, experts), or slots() if there is
+  // none.
   template <typename Ids>
   size_t count(Ids ids, size_t chunk) {
     uint32_t* counts = chunk_counts(chunk);

@@ -70,9 +70,11 @@ class NativeMoe {
     in.tokens = static_cast<size_t>(x.size()) / row_bytes;
     in.k = moe_->config().num_experts;
     if (ids) read_ids(*ids, &in);
-    if (static_cast<size_t>(x.size()) != in.tokens * row_bytes) throw std::invalid_argument("x: expected tokens × hidden_size elements");
+    if (static_cast<size_t>(x.size()) != in.tokens * row_bytes)
+      throw std::invalid_argument("x: expected tokens × hidden_size elements");
     if (weights && static_cast<size_t>(weights->size()) != in.tokens * in.k * size_of(in.weights_type))
-      throw std::invalid_argument(ids ? "weights: expected as many elements as ids" : "weights: expected tokens × experts elements");
+      throw std::invalid_argument(std::string("weights: expected ") +
+                                  (ids ? "as many elements as ids" : "tokens × experts elements"));
     if (addend && addend->size() != x.size()) throw std::invalid_argument("addend: expected as many elements as x");
     if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
     Bytes y(std::vector<size_t>{in.tokens * row_bytes});
@@ -115,8 +117,8 @@ void bind_moe(py::module_& m) {
       .def("run", &NativeMoe::run, py::arg("x"), py::arg("x_type"), py::arg("ids") = py::none(),
            py::arg("weights") = py::none(), py::arg("weights_type") = "float", py::arg("threads") = 1,
            py::arg("addend") = py::none(),
-           "Bytes of Y. x, weights and addend are uint8 views of their elements; ids is an int32 or int64 array [T, k]. Without "
-           "ids every token goes to every expert; without weights all are 1.");
+           "Bytes of Y. x, weights and addend are uint8 views of their elements; ids is an int32 or int64 array [T, k]. "
+           "Without ids every token goes to every expert; without weights all are 1.");
 }
 
 }  // namespace ort_hina::python

@@ -5,14 +5,16 @@
 namespace ort_hina::python {
 namespace {
 
-py::dict route(const py::array_t<int64_t, py::array::c_style>& ids, size_t experts, size_t chunks) {
+py::dict route(const py::array_t<int64_t, py::array::c_style>& ids, size_t experts, size_t chunks,
+               const std::vector<uint8_t>& left_out) {
+  if (!left_out.empty() && left_out.size() != experts) throw std::invalid_argument("left_out: expected a value for each expert");
   plan::Routing routing;
   routing.begin(static_cast<size_t>(ids.size()), experts, chunks);
   for (size_t c = 0; c < chunks; ++c) {
     const size_t bad = routing.count(ids.data(), c);
     if (bad < routing.slots()) throw std::invalid_argument("slot " + std::to_string(bad) + " is out of range");
   }
-  routing.arrange();
+  routing.arrange(left_out);
   for (size_t c = 0; c < chunks; ++c) routing.place(ids.data(), c);
   py::list active;
   for (const plan::ActiveExpert& e : routing.active) active.append(py::make_tuple(e.id, e.begin, e.count));
@@ -76,7 +78,8 @@ py::list plan_work(const std::vector<uint32_t>& rows, const py::dict& gate_up, c
 }  // namespace
 
 void bind_plan(py::module_& m) {
-  m.def("route", &route, py::arg("ids"), py::arg("experts"), py::arg("chunks") = 1);
+  m.def("route", &route, py::arg("ids"), py::arg("experts"), py::arg("chunks") = 1,
+        py::arg("left_out") = std::vector<uint8_t>{});
   m.def("plan_work", &plan_work, py::arg("rows"), py::arg("gate_up"), py::arg("down"), py::arg("tokens"), py::arg("hidden"),
         py::arg("intermediate"), py::arg("gather"), py::arg("threads"));
 }

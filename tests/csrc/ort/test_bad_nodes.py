@@ -50,7 +50,8 @@ def test_a_required_attribute_of_another_type(name):
     ("name", "value", "kind"),
     [
         ("swiglu_limit", 7, "a float"), ("swiglu_limit", "7", "a float"), ("activation_alpha", 1, "a float"),
-        ("activation_beta", 0, "a float"), ("weight_on", 1, "a string"), ("missing_experts", 0, "a string"), ("up_offsets", 0, "ints"),
+        ("activation_beta", 0, "a float"), ("weight_on", 1, "a string"), ("missing_experts", 0, "a string"),
+        ("up_offsets", 0, "ints"),
         ("up_offsets", [0.0, 1.0, 2.0], "ints"), ("gate_windows", 0, "ints"), ("up_bias_stride", 2.0, "an int"),
         ("gate_bias_offsets", [0.0, 1.0, 2.0], "ints"), ("down_bias_windows", "0", "ints"),
     ],
@@ -142,7 +143,7 @@ def test_a_window_in_the_place_of_the_addend():
     node.input[3] = node.input[4]
     with pytest.raises((InvalidArgument, RuntimeException)) as error:
         create_session(model)
-    message = "input 3 (addend): expected a value computed at run time, got a constant initializer (windows begin at input 4)"
+    message = "input 3 (addend): expected a value computed at run time, got a constant initializer"
     assert f"ort_hina MoE node '{NODE_NAME}': {message}" in str(error.value)
 
 
@@ -156,7 +157,8 @@ GATED = make_weights(MoeSpec(3, 8, 6, sigmoid_gates=frozenset({0, 1, 2})))
         ({"sigmoid_gate_windows": [0] * 4}, "attribute sigmoid_gate_windows: expected 3 values, got 4"),
         ({"sigmoid_gate_windows": [0, 1, 0]}, "sigmoid_gate matrix of expert 1: expected a window in [0, 1), got 1"),
         ({"sigmoid_gate_stride": 0}, "attribute sigmoid_gate_stride: expected at least 1, got 0"),
-        ({"sigmoid_gate_stride": "1"}, "attribute sigmoid_gate_stride: expected an int, but it is of another type (or empty)"),
+        ({"sigmoid_gate_stride": "1"},
+         "attribute sigmoid_gate_stride: expected an int, but it is of another type (or empty)"),
         ({"sigmoid_gate_stride": 2**62}, "sigmoid_gate matrix of expert 0: bytes "),
         ({"sigmoid_gate_offsets": [0, -2, 0]},
          "attribute sigmoid_gate_offsets: expert 1: expected a byte offset or -1, got -2"),

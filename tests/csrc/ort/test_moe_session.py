@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,8 +144,10 @@ def test_no_token(shape, rank_known):
 @pytest.mark.parametrize("omit", [["ids"], ["weights"], ["ids", "weights"]])
 @pytest.mark.parametrize("addend", [None, onnx.TensorProto.FLOAT])
 def test_the_shape_of_y_is_known_when_inputs_are_left_out(omit, addend):
+    """Not before ONNX Runtime 1.24, which crashes if it is told how to infer it."""
     session = create_session(moe_model(make_weights(MoeSpec(3, 24, 10)), rank=3, omit=omit, addend_type=addend))
-    assert session.get_outputs()[0].shape == ["batch", "sequence", 24]
+    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+    assert session.get_outputs()[0].shape == (["batch", "sequence", 24] if version >= (1, 24) else [])
 
 
 @pytest.mark.parametrize("lead", [(6,), (2, 3)])

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ort_hina import _native
 
+NO_EXPERT = 2**32 - 1
+
 
 def reference(ids: np.ndarray, experts: int) -> dict:
     order = np.argsort(ids, kind="stable")
@@ -46,6 +48,20 @@ def test_one_expert_twice_for_one_token_keeps_both_slots():
         "order": [0, 1],
         "position": [0, 1],
         "expert": [0, 0],
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), experts=st.integers(1, 20), chunks=st.integers(1, 7))
+def test_experts_that_are_left_out(data, experts, chunks):
+    """They are not active, and their slots say so; all others lie where they would lie otherwise."""
+    ids = np.array(data.draw(st.lists(st.integers(0, experts - 1), max_size=60)), np.int64)
+    left_out = np.array(data.draw(st.lists(st.booleans(), min_size=experts, max_size=experts)))
+    whole, found = reference(ids, experts), _native.route(ids, experts, chunks, left_out)
+    kept = [each for each in whole["active"] if not left_out[each[0]]]
+    assert found == whole | {
+        "active": kept,
+        "expert": [NO_EXPERT if left_out[e] else [each[0] for each in kept].index(e) for e in ids],
     }
 
 

@@ -31,6 +31,9 @@ def moe(isa: str = ""):
         ({"ids": np.zeros((2, 4), np.int64)[:, ::2]}, "ids: expected a contiguous int32 or int64 array"),
         ({"weights": ROUTING[:-1]}, "weights: expected as many elements as ids"),
         ({"weights_type": "int8"}, "element type: expected float, float16 or bfloat16, got 'int8'"),
+        ({"ids": None, "weights": ROUTING}, "weights: expected tokens × experts elements"),
+        ({"ids": None, "weights": None, "x": X[:-4]}, "x: expected tokens × hidden_size elements"),
+        ({"addend": X[:-4]}, "addend: expected as many elements as x"),
         ({"threads": 0}, "threads: expected at least 1"),
     ],
 )
