@@ -31,11 +31,7 @@ class Replacement:
 
 
 def make_replacement(layer: MoELayer) -> Replacement:
-    """The nodes for `layer`. Nothing is added to the graph yet.
-
-    Raises:
-        Refusal: the weights cannot be put into windows.
-    """
+    """The nodes for `layer`. Nothing is added to the graph yet."""
     windows = build_windows(_tensors(layer), f"{layer.output.name}.experts")
     values = tuple(_initializer(tensor) for tensor in windows.tensors)
     before, ids, weights = _routed(layer)
@@ -86,6 +82,7 @@ def _attributes(layer: MoELayer, windows: Windows) -> dict:
         "intermediate_size": layer.intermediate_size,
         "activation": activation.name,
         "weight_on": layer.weight_on,
+        "window_types": [int(dtype) for dtype in windows.types],
     }
     for name, value in (("activation_alpha", activation.alpha), ("activation_beta", activation.beta), ("swiglu_limit", activation.limit)):
         if value is not None:

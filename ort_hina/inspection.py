@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Iterable
@@ -13,12 +14,13 @@ import onnx_ir as ir
 from .rewriting import describe
 from .graph_passes import pipeline
 from .graph_passes.cleanup import remove_unused
-from .graph_passes.meanings import Refusal
 from .graph_passes.moe_layer import MoELayer, Refused
 from .lost_experts import refused_if_lost
 from .graph_passes.moe_node import is_moe_node, make_replacement
 from .model_file import ModelFile, read_model
 from .report import LayerReport, human_bytes, layer_sizes
+
+_DATA_TYPES = {int(dtype): dtype for dtype in ir.DataType}
 
 
 @dataclass
@@ -45,6 +47,7 @@ class ModelInventory:
     bytes_by_kind: dict[str, int]
     """Weights of experts, and of all else."""
     bytes_by_dtype: dict[str, int]
+    """A window of a fused node counts as what its node reads from it."""
     external_files: list[ExternalFile]
 
     @property
@@ -86,7 +89,8 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
     remove_unused(graph)  # as `fuse` does: what nobody uses is no reason to refuse
     found = [refused_if_lost(layer) for layer in pipeline.find(graph).routed]
     weights = {id(value.const_value): value.const_value for value in graph.initializers.values() if value.const_value}
-    experts = _expert_tensors(found) | _window_tensors(graph)
+    windows = _window_types(graph)
+    experts = _expert_tensors(found) | windows.keys()
     return ModelInventory(
         path=os.fspath(source.path),
         file_size=source.path.stat().st_size,
@@ -98,7 +102,7 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
             "experts": _covered(weights[identity] for identity in experts),
             "other weights": _covered(tensor for identity, tensor in weights.items() if identity not in experts),
         },
-        bytes_by_dtype=_bytes_by_dtype(weights.values()),
+        bytes_by_dtype=_bytes_by_dtype(weights.values(), windows),
         external_files=_external_files(source),
     )
 
@@ -106,10 +110,7 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
 def _describe(layer: MoELayer | Refused) -> LayerReport:
     report = describe(layer)
     if isinstance(layer, MoELayer):
-        try:
-            report.windows = len(make_replacement(layer).windows)
-        except Refusal as refusal:
-            report.reason = str(refusal)
+        report.windows = len(make_replacement(layer).windows)
     return report
 
 
@@ -126,15 +127,19 @@ def _expert_tensors(found: list[MoELayer | Refused]) -> set[int]:
     }
 
 
-def _window_tensors(graph: ir.Graph) -> set[int]:
-    """The windows of nodes that are fused already: inputs 4 and up."""
-    return {
-        id(value.const_value)
-        for node in graph
-        if is_moe_node(node)
-        for value in node.inputs[4:]
-        if value is not None and value.const_value is not None
-    }
+def _window_types(graph: ir.Graph) -> dict[int, ir.DataType]:
+    """``id(tensor)`` → element type, of the windows of nodes that are fused already."""
+    return {id(tensor): dtype for node in graph if is_moe_node(node) for tensor, dtype in _windows(node)}
+
+
+def _windows(node: ir.Node) -> list[tuple[ir.TensorProtocol, ir.DataType]]:
+    """Each window and what the node reads from it; that is the tensor's own type where the node does not say."""
+    attribute = node.attributes.get("window_types")
+    stated = attribute.as_ints() if attribute is not None and attribute.type == ir.AttributeType.INTS else ()
+    tensors = [value and value.const_value for value in node.inputs[4:]]
+    types = [_DATA_TYPES.get(number) for number in stated[: len(tensors)]]
+    pairs = itertools.zip_longest(tensors, types)
+    return [(tensor, dtype or tensor.dtype) for tensor, dtype in pairs if tensor is not None]
 
 
 def _covered(tensors: Iterable[ir.TensorProtocol]) -> int:
@@ -157,10 +162,10 @@ def _length_of_union(ranges: list[tuple[int, int]]) -> int:
     return total
 
 
-def _bytes_by_dtype(tensors: Iterable[ir.TensorProtocol]) -> dict[str, int]:
+def _bytes_by_dtype(tensors: Iterable[ir.TensorProtocol], windows: dict[int, ir.DataType]) -> dict[str, int]:
     by_type: dict[str, list[ir.TensorProtocol]] = {}
     for tensor in tensors:
-        by_type.setdefault(tensor.dtype.name.lower(), []).append(tensor)
+        by_type.setdefault(windows.get(id(tensor), tensor.dtype).name.lower(), []).append(tensor)
     sizes = {name: _covered(members) for name, members in by_type.items()}
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 

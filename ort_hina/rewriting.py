@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .graph_passes.domain import DOMAIN
-from .graph_passes.meanings import Refusal
 from .graph_passes.moe_layer import MoELayer, Refused
 from .graph_passes.moe_node import make_replacement, put_replacement
 from .graph_passes.pipeline import Found
@@ -38,10 +37,7 @@ class Rewriter:
         if isinstance(checked, Refused):
             return self._stays(report, checked.reason)
         layer = checked.with_values(self._current)
-        try:
-            replacement = make_replacement(layer)
-        except Refusal as refusal:
-            return self._stays(report, str(refusal))
+        replacement = make_replacement(layer)
         report.windows = len(replacement.windows)
         if verify:
             verdict = verify_layer(layer, replacement, self._source.model, self._source.folder)

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "ort/moe_attributes.h"
+#include "ort/tensors.h"
 #include "runtime/cpu.h"
 
 namespace ort_hina::ort {
@@ -12,45 +13,7 @@ using std::to_string;
 
 [[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
 
-const char* type_name(ONNXTensorElementDataType type) {
-  switch (type) {
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return "float";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return "float16";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return "bfloat16";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE: return "double";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return "int32";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64: return "int64";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16: return "int16";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8: return "int8";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8: return "uint8";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16: return "uint16";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32: return "uint32";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64: return "uint64";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: return "bool";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING: return "string";
-    default: return "of another element type";
-  }
-}
-
-DataType floating_type(ONNXTensorElementDataType type, const std::string& what) {
-  switch (type) {
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return DataType::kF32;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return DataType::kF16;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return DataType::kBF16;
-    default: fail(what + " is " + type_name(type) + ", expected float, float16 or bfloat16");
-  }
-}
-
-std::string describe(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + to_string(shape[i]);
-  return text + ")";
-}
-
-std::string node_name(const Ort::ConstKernelInfo& info) {
-  const std::string name = info.GetNodeName();
-  return "ort_hina MoE node '" + name + "': ";
-}
+constexpr char kOperator[] = "MoE";
 
 void check_addend(const Ort::ConstKernelInfo& info) {
   int constant = 0;
@@ -59,35 +22,25 @@ void check_addend(const Ort::ConstKernelInfo& info) {
     fail("input 3 (addend): expected a value computed at run time, got a constant initializer (windows begin at input 4)");
 }
 
-std::vector<operators::Window> read_windows(const Ort::ConstKernelInfo& info) {
-  std::vector<operators::Window> windows;
-  for (size_t i = kWindows; i < info.GetInputCount(); ++i) {
-    const std::string what = "input " + to_string(i) + " (window " + to_string(i - kWindows) + ")";
-    int constant = 0;
-    const auto value = info.GetTensorConstantInput(i, &constant);
-    if (!constant) fail(what + ": expected a constant initializer, got a value computed at run time");
-    const auto shape = value.GetTensorTypeAndShapeInfo();
-    const DataType type = floating_type(shape.GetElementType(), what);
-    windows.push_back({static_cast<const uint8_t*>(value.GetTensorRawData()), shape.GetElementCount() * size_of(type), type});
-  }
-  return windows;
+operators::Window read_window(const Ort::ConstKernelInfo& info, size_t index, DataType type) {
+  const size_t input = kWindows + index;
+  const std::string what = "input " + to_string(input) + " (window " + to_string(index) + ")";
+  int constant = 0;
+  const auto value = info.GetTensorConstantInput(input, &constant);
+  if (!constant) fail(what + ": expected a constant initializer, got a value computed at run time");
+  const auto shape = value.GetTensorTypeAndShapeInfo();
+  if (shape.GetElementType() != ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8)
+    fail(what + " is " + type_name(shape.GetElementType()) +
+         ", expected uint8: ONNX Runtime may convert floating-point initializers; window_types names the element type");
+  return {static_cast<const uint8_t*>(value.GetTensorRawData()), shape.GetElementCount(), type};
 }
 
-// Rows and the last dimension of a rank 2 or 3 input.
-struct Rows {
-  std::vector<int64_t> shape;
-  size_t rows, width;
-  ONNXTensorElementDataType type;
-};
-
-Rows rows_of(const Ort::ConstValue& value, const char* what) {
-  const auto info = value.GetTensorTypeAndShapeInfo();
-  Rows r = {info.GetShape(), 1, 0, info.GetElementType()};
-  if (r.shape.size() != 2 && r.shape.size() != 3)
-    fail(std::string(what) + ": expected rank 2 or 3, got shape " + describe(r.shape));
-  for (size_t i = 0; i + 1 < r.shape.size(); ++i) r.rows *= static_cast<size_t>(r.shape[i]);
-  r.width = static_cast<size_t>(r.shape.back());
-  return r;
+std::vector<operators::Window> read_windows(const OrtKernelInfo* raw) {
+  const Ort::ConstKernelInfo info{raw};
+  std::vector<operators::Window> windows;
+  for (const DataType type : read_window_types(raw, info.GetInputCount() - kWindows))
+    windows.push_back(read_window(info, windows.size(), type));
+  return windows;
 }
 
 void read_ids(const Ort::ConstValue& ids, const Rows& x, size_t num_experts, operators::MoeInputs* in) {
@@ -126,21 +79,6 @@ void read_addend(const Ort::ConstValue& addend, const Rows& x, operators::MoeInp
   in->addend = addend.GetTensorRawData();
 }
 
-// The region over ONNX Runtime's own pool.
-struct PoolBody {
-  void (*body)(void*, size_t);
-  void* data;
-};
-
-void parallel_for(void* context, size_t count, void (*body)(void*, size_t), void* data) {
-  PoolBody call = {body, data};
-  auto run = [](void* raw, size_t i) {
-    const PoolBody* call = static_cast<const PoolBody*>(raw);
-    call->body(call->data, i);
-  };
-  Ort::ThrowOnError(Ort::GetApi().KernelContext_ParallelFor(static_cast<const OrtKernelContext*>(context), run, count, 0, &call));
-}
-
 // Scratch of one call from the session's own allocator: its arena keeps it for the next layer.
 class Scratch {
  public:
@@ -173,19 +111,12 @@ class Scratch {
   void* memory_ = nullptr;
 };
 
-OrtStatusPtr status_of(const std::string& node, const std::exception& error) {
-  const OrtErrorCode code =
-      dynamic_cast<const std::invalid_argument*>(&error) ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION;
-  return Ort::GetApi().CreateStatus(code, (node + error.what()).c_str());
-}
-
 }  // namespace
 
 MoeKernel::MoeKernel(const OrtKernelInfo* raw, const Settings& settings)
-    : node_(node_name(Ort::ConstKernelInfo{raw})), threads_(settings.threads) {
-  const Ort::ConstKernelInfo info{raw};
-  check_addend(info);
-  moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), read_windows(info), runtime::choose_isa().isa,
+    : node_(node_name(kOperator, raw)), threads_(settings.threads) {
+  check_addend(Ort::ConstKernelInfo{raw});
+  moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), read_windows(raw), runtime::choose_isa().isa,
                                           settings.bf16_compute);
 }
 
@@ -224,7 +155,7 @@ OrtStatusPtr MoeOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, voi
     *kernel = new MoeKernel(info, settings_);
     return nullptr;
   } catch (const std::exception& error) {
-    return status_of(node_name(Ort::ConstKernelInfo{info}), error);
+    return status_of(node_name(kOperator, info), error);
   }
 }
 

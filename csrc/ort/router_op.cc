@@ -11,10 +11,7 @@ namespace {
 
 [[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
 
-std::string node_name(const Ort::ConstKernelInfo& info) {
-  const std::string name = info.GetNodeName();
-  return "ort_hina Router node '" + name + "': ";
-}
+constexpr char kOperator[] = "Router";
 
 operators::RouterAttributes read_attributes(const OrtKernelInfo* info) {
   const AttributeReader read(info);
@@ -50,7 +47,7 @@ void read_bias(const Ort::ConstValue& bias, operators::RouterInputs* in) {
 }  // namespace
 
 RouterKernel::RouterKernel(const OrtKernelInfo* info, const Settings& settings)
-    : node_(node_name(Ort::ConstKernelInfo{info})), threads_(settings.threads) {
+    : node_(node_name(kOperator, info)), threads_(settings.threads) {
   router_ = std::make_unique<operators::Router>(read_attributes(info), runtime::choose_isa().isa);
 }
 
@@ -88,7 +85,7 @@ OrtStatusPtr RouterOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, 
     *kernel = new RouterKernel(info, settings_);
     return nullptr;
   } catch (const std::exception& error) {
-    return status_of(node_name(Ort::ConstKernelInfo{info}), error);
+    return status_of(node_name(kOperator, info), error);
   }
 }
 

@@ -70,6 +70,10 @@ void parallel_for(void* context, size_t count, void (*body)(void*, size_t), void
   Ort::ThrowOnError(Ort::GetApi().KernelContext_ParallelFor(static_cast<const OrtKernelContext*>(context), run, count, 0, &call));
 }
 
+std::string node_name(const char* operator_name, const OrtKernelInfo* info) {
+  return std::string("ort_hina ") + operator_name + " node '" + Ort::ConstKernelInfo{info}.GetNodeName() + "': ";
+}
+
 OrtStatusPtr status_of(const std::string& node, const std::exception& error) {
   const OrtErrorCode code =
       dynamic_cast<const std::invalid_argument*>(&error) ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION;

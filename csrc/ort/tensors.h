@@ -30,6 +30,9 @@ Rows rows_of(const Ort::ConstValue& value, const char* what);
 // runtime::Pool::parallel_for over ONNX Runtime's own pool; `context` is the OrtKernelContext.
 void parallel_for(void* context, size_t count, void (*body)(void*, size_t), void* data);
 
+// How errors call a node; they begin with it.
+std::string node_name(const char* operator_name, const OrtKernelInfo* info);
+
 // The error that a session or a call answers with; `node` begins the message.
 OrtStatusPtr status_of(const std::string& node, const std::exception& error);
 

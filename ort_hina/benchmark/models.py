@@ -49,9 +49,10 @@ def fused_model(directory: Path, shape: MoeShape, dtype: str, layout: str) -> Pa
     """One `ort_hina::MoE` node; layout nk or kn."""
     node = helper.make_node(
         "MoE", ["x", "ids", "weights", "", "window"], ["y"], name="moe", domain="ort_hina",
-        **moe_attributes(shape, dtype, layout),
+        window_types=[ELEMENT_TYPES[dtype]], **moe_attributes(shape, dtype, layout),
     )  # fmt: skip
-    window = _external("window", dtype, [shape.experts * 3 * shape.matrix_elements()], 0)
+    size = shape.experts * 3 * shape.matrix_elements() * ELEMENT_BYTES[dtype]
+    window = _external("window", TensorProto.UINT8, [size], 0, size)
     graph = helper.make_graph(
         [node], "fused",
         [
@@ -73,7 +74,7 @@ def matmul_model(directory: Path, shape: MoeShape) -> Path:
     for e in range(shape.experts):
         for role, (source, k, n) in enumerate((("x", h, i), ("x", h, i), ("hidden", i, h))):
             name = f"w{e}_{role}"
-            initializers.append(_external(name, "float", [k, n], (3 * e + role) * shape.matrix_elements() * 4))
+            initializers.append(_external_float(name, [k, n], (3 * e + role) * shape.matrix_elements() * 4))
             nodes.append(helper.make_node("MatMul", [source, name], [f"y{e}_{role}"]))
             outputs.append(helper.make_tensor_value_info(f"y{e}_{role}", TensorProto.FLOAT, ["m", n]))
     inputs = [
@@ -91,7 +92,7 @@ def contrib_model(directory: Path, shape: MoeShape) -> Path:
         "MoE", ["x", "router_logits", "fc1", "", "fc2"], ["y"], name="moe", domain="com.microsoft",
         k=shape.k, activation_type="swiglu", swiglu_fusion=1, normalize_routing_weights=1,
     )  # fmt: skip
-    initializers = [_external("fc1", "float", [e, 2 * i, h], 0), _external("fc2", "float", [e, h, i], e * 2 * i * h * 4)]
+    initializers = [_external_float("fc1", [e, 2 * i, h], 0), _external_float("fc2", [e, h, i], e * 2 * i * h * 4)]
     inputs = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", h]),
         helper.make_tensor_value_info("router_logits", TensorProto.FLOAT, ["T", e]),
@@ -101,10 +102,13 @@ def contrib_model(directory: Path, shape: MoeShape) -> Path:
     return _save(directory, "contrib.onnx", graph, {"com.microsoft": 1})
 
 
-def _external(name: str, dtype: str, dims: list[int], offset: int) -> TensorProto:
-    """An initializer that lies at `offset` of the data file."""
-    tensor = TensorProto(name=name, data_type=ELEMENT_TYPES[dtype], dims=dims, data_location=TensorProto.EXTERNAL)
-    length = int(np.prod(dims)) * ELEMENT_BYTES[dtype]
+def _external_float(name: str, dims: list[int], offset: int) -> TensorProto:
+    return _external(name, TensorProto.FLOAT, dims, offset, int(np.prod(dims)) * ELEMENT_BYTES["float"])
+
+
+def _external(name: str, data_type: int, dims: list[int], offset: int, length: int) -> TensorProto:
+    """An initializer over `length` bytes of the data file from `offset` on."""
+    tensor = TensorProto(name=name, data_type=data_type, dims=dims, data_location=TensorProto.EXTERNAL)
     for key, value in (("location", DATA_FILE), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
     return tensor

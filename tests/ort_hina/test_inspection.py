@@ -49,6 +49,32 @@ def test_a_fused_model(tiny_copy):
     assert "fused mixture-of-experts nodes: 2" in after.to_text()
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_windows_count_as_what_lies_in_them(tiny_copy, dtype):
+    path = tiny_copy(dtype=dtype)
+    before, after = inspect(path), inspect(fuse(path, verify="none").output)
+    kind = {"fp32": "float", "fp16": "float16"}[dtype]
+    assert "uint8" not in after.bytes_by_dtype
+    assert after.bytes_by_kind["experts"] <= after.bytes_by_dtype[kind] <= before.bytes_by_dtype[kind]
+
+
+@pytest.mark.parametrize("types", [None, [1.5], [99], [], [1, 1, 1]], ids=str)
+def test_a_fused_node_that_does_not_say_what_its_windows_hold(tiny_copy, types):
+    output = fuse(tiny_copy(), verify="none").output
+    model = onnx.load(output, load_external_data=False)
+    for node in model.graph.node:
+        if node.op_type == "MoE":
+            (stated,) = (attribute for attribute in node.attribute if attribute.name == "window_types")
+            node.attribute.remove(stated)
+            if types is not None:
+                kind = onnx.AttributeProto.FLOATS if types == [1.5] else onnx.AttributeProto.INTS
+                node.attribute.append(onnx.helper.make_attribute("window_types", types, attr_type=kind))
+    onnx.save(model, output)
+    inventory = inspect(output)
+    assert inventory.fused_nodes == 2
+    assert ("uint8" in inventory.bytes_by_dtype) == (types != [1, 1, 1])
+
+
 def test_overlapping_tensors_count_once(tmp_path):
     model = looped_model()
     save_external(model, tmp_path / "model.onnx")

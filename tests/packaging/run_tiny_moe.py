@@ -27,6 +27,7 @@ def write_model(path: Path, gate: np.ndarray, up: np.ndarray, down: np.ndarray) 
     node = helper.make_node(
         "MoE", ["X", "ids", "weights", "", "window"], ["Y"], domain="ort_hina",
         num_experts=EXPERTS, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, activation="silu",
+        window_types=[TensorProto.FLOAT],
         gate_offsets=gate_offsets, gate_strides=[1, HIDDEN],
         up_offsets=[offset + EXPERTS * matrix for offset in gate_offsets], up_strides=[1, HIDDEN],
         down_offsets=[offset + 2 * EXPERTS * matrix for offset in gate_offsets], down_strides=[1, INTERMEDIATE],
@@ -37,7 +38,7 @@ def write_model(path: Path, gate: np.ndarray, up: np.ndarray, down: np.ndarray) 
         [value("X", TensorProto.FLOAT, ["T", HIDDEN]), value("ids", TensorProto.INT64, ["T", CHOSEN]),
          value("weights", TensorProto.FLOAT, ["T", CHOSEN])],
         [value("Y", TensorProto.FLOAT, ["T", HIDDEN])],
-        [onnx.numpy_helper.from_array(window, "window")],
+        [onnx.numpy_helper.from_array(window.view(np.uint8), "window")],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ort_hina", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)

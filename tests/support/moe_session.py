@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 
 import ort_hina
 
-from .elements import ONNX_TYPE, decode, size_of
+from .elements import ONNX_TYPE, decode
 from .guard import guarded
 from .moe_tokens import MoeTokens
 from .moe_weights import MoeWeights
@@ -63,7 +63,7 @@ def moe_model(
         ["Y"],
         name=NODE_NAME,
         domain="ort_hina",
-        **(weights.attributes if attributes is None else attributes),
+        **(node_attributes(weights) if attributes is None else attributes),
     )
     inputs = [
         value("X", x_type, weights.attributes["hidden_size"]),
@@ -91,20 +91,25 @@ def model_for(weights: MoeWeights, tokens: MoeTokens, **arguments: Any) -> Model
     )
 
 
+def node_attributes(weights: MoeWeights) -> dict[str, Any]:
+    """With the types of the windows, which the tensors do not tell."""
+    return weights.attributes | {"window_types": [ONNX_TYPE[kind] for _, kind in weights.windows]}
+
+
 def inline_windows(weights: MoeWeights) -> list[TensorProto]:
     return [
-        helper.make_tensor(f"window{i}", ONNX_TYPE[kind], [data.size // size_of(kind)], data.tobytes(), raw=True)
-        for i, (data, kind) in enumerate(weights.windows)
+        helper.make_tensor(f"window{i}", TensorProto.UINT8, [data.size], data.tobytes(), raw=True)
+        for i, (data, _) in enumerate(weights.windows)
     ]
 
 
 def external_windows(weights: MoeWeights, folder: Path, offset: int) -> list[TensorProto]:
     """One data file for each window, in which it begins at byte `offset` and ends the file."""
     tensors = []
-    for i, (data, kind) in enumerate(weights.windows):
+    for i, (data, _) in enumerate(weights.windows):
         path = folder / f"data{i}.bin"
         path.write_bytes(b"\xff" * offset + data.tobytes())
-        tensor = TensorProto(name=f"window{i}", data_type=ONNX_TYPE[kind], dims=[data.size // size_of(kind)])
+        tensor = TensorProto(name=f"window{i}", data_type=TensorProto.UINT8, dims=[data.size])
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in {"location": path.name, "offset": offset, "length": data.size}.items():
             tensor.external_data.add(key=key, value=str(value))
@@ -113,16 +118,23 @@ def external_windows(weights: MoeWeights, folder: Path, offset: int) -> list[Ten
 
 
 def create_session(
-    model: ModelProto | Path, *, threads: int = 1, entry: str | None = None, compute: str | None = None
+    model: ModelProto | Path,
+    *,
+    threads: int = 1,
+    entry: str | None = None,
+    compute: str | None = None,
+    optimise: onnxruntime.GraphOptimizationLevel = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ) -> onnxruntime.InferenceSession:
     """A session with the library.
 
     Args:
         threads: of its pool.
         entry, compute: the configuration entries ``ort_hina.threads`` and ``ort_hina.compute``.
+        optimise: how much ONNX Runtime may change the graph.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    options.graph_optimization_level = optimise
     options.log_severity_level = 4  # expected errors stay out of the output
     for key, value in (("ort_hina.threads", entry), ("ort_hina.compute", compute)):
         if value is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elements import decode, encode, size_of
+from .elements import decode, encode
 
 
 class WindowWriter:
@@ -25,9 +25,8 @@ class WindowWriter:
         return offset, decode(data, self.kind).reshape(values.shape)
 
     def bytes(self) -> np.ndarray:
-        """All of it, uint8. It ends with the last array, but for the rest of an element."""
-        rest = -self._size % size_of(self.kind)
-        return np.concatenate([*self._parts, np.full(rest, 0xFF, np.uint8)])
+        """All of it, uint8. It ends with the last array."""
+        return np.concatenate([np.empty(0, np.uint8), *self._parts])
 
     def _append(self, data: np.ndarray) -> None:
         self._parts.append(data)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, InvalidGraph, RuntimeException
-from support.moe_session import NODE_NAME, create_session, inline_windows, moe_model
+from support.elements import ONNX_TYPE
+from support.moe_session import NODE_NAME, create_session, inline_windows, moe_model, node_attributes
 from support.moe_weights import MoeSpec, make_weights
 
 WEIGHTS = make_weights(MoeSpec(3, 8, 6, bias=True))
-A = WEIGHTS.attributes
+A = node_attributes(WEIGHTS)
 BYTES = WEIGHTS.windows[0][0].size
 
 
@@ -30,7 +31,9 @@ def last(name: str, value: int) -> dict[str, list[int]]:
 REQUIRED = {
     **dict.fromkeys(("num_experts", "hidden_size", "intermediate_size"), "an int"),
     "activation": "a string",
-    **dict.fromkeys(("gate_offsets", "down_offsets", "gate_strides", "up_strides", "down_strides"), "ints"),
+    **dict.fromkeys(
+        ("window_types", "gate_offsets", "down_offsets", "gate_strides", "up_strides", "down_strides"), "ints"
+    ),
 }
 
 
@@ -130,11 +133,50 @@ def test_a_window_that_is_not_constant():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(TensorProto.DOUBLE, "double"), (TensorProto.INT8, "int8"), (TensorProto.UINT16, "uint16")]
-)
-def test_a_window_of_another_type(kind, name):
+    ("kind", "name"),
+    [
+        (TensorProto.FLOAT, "float"), (TensorProto.FLOAT16, "float16"), (TensorProto.BFLOAT16, "bfloat16"),
+        (TensorProto.INT8, "int8"), (TensorProto.UINT16, "uint16"),
+    ],
+)  # fmt: skip
+def test_a_window_that_is_not_bytes(kind, name):
+    """Also where it is what window_types says: some runtime would convert it."""
     window = helper.make_tensor("window0", kind, [400], np.zeros(400, helper.tensor_dtype_to_np_dtype(kind)))
-    assert_refused(f"input 4 (window 0) is {name}, expected float, float16 or bfloat16", initializers=[window])
+    message = (
+        f"input 4 (window 0) is {name}, expected uint8: ONNX Runtime may convert floating-point initializers; "
+        "window_types names the element type"
+    )
+    types = [kind if kind in ONNX_TYPE.values() else TensorProto.FLOAT]
+    assert_refused(message, attributes=A | {"window_types": types}, initializers=[window])
+
+
+@pytest.mark.parametrize(
+    ("windows", "types", "message"),
+    [
+        (1, [1, 1], "expected 1 value, one for each window, got 2"),
+        (2, [1], "expected 2 values, one for each window, got 1"),
+        (1, [11], "window 0: expected 1 (float), 10 (float16) or 16 (bfloat16), got 11"),
+        (2, [1, 0], "window 1: expected 1 (float), 10 (float16) or 16 (bfloat16), got 0"),
+        (1, [2**32 + 1], f"window 0: expected 1 (float), 10 (float16) or 16 (bfloat16), got {2**32 + 1}"),
+        (1, [-1], "window 0: expected 1 (float), 10 (float16) or 16 (bfloat16), got -1"),
+    ],
+)
+def test_window_types_that_make_no_sense(windows, types, message):
+    weights = make_weights(MoeSpec(3, 8, 6, windows=("float",) * windows))
+    with pytest.raises((InvalidArgument, RuntimeException)) as error:
+        create_session(moe_model(weights, attributes=weights.attributes | {"window_types": types}))
+    assert f"ort_hina MoE node '{NODE_NAME}': attribute window_types: {message}" in str(error.value)
+
+
+def test_a_matrix_beyond_the_end_in_its_own_element_type():
+    """Sizes are those of window_types, not of a byte."""
+    attributes = A | {"window_types": [TensorProto.FLOAT16]} | last("down_offsets", BYTES - 2 * 48)
+    create_session(moe_model(WEIGHTS, attributes=attributes))
+    attributes |= last("down_offsets", BYTES - 2 * 48 + 1)
+    assert_refused(
+        f"down matrix of expert 2: bytes {BYTES - 95} to {BYTES + 1} lie beyond the end of window 0 ({BYTES} bytes)",
+        attributes=attributes,
+    )
 
 
 def test_a_window_in_the_place_of_the_addend():
@@ -169,7 +211,7 @@ GATED = make_weights(MoeSpec(3, 8, 6, sigmoid_gates=frozenset({0, 1, 2})))
     ],
 )  # fmt: skip
 def test_sigmoid_gates_that_make_no_sense(changed, message):
-    assert_refused(message, attributes=GATED.attributes | changed, initializers=inline_windows(GATED))
+    assert_refused(message, attributes=node_attributes(GATED) | changed, initializers=inline_windows(GATED))
 
 
 @pytest.mark.parametrize("left", [{"sigmoid_gate_windows": [0, 0, 0]}, {"sigmoid_gate_stride": 2}])

@@ -101,11 +101,12 @@ def test_windows_may_overlap(tmp_path):
     part = onnx.TensorProto()
     part.CopyFrom(whole)
     begin = min(weights.attributes["down_offsets"])
-    part.name, part.dims[0] = "part", (data.size - begin) // 4
-    values = {"location": "data0.bin", "offset": str(5 + begin), "length": str(4 * part.dims[0])}
+    part.name, part.dims[0] = "part", data.size - begin
+    values = {"location": "data0.bin", "offset": str(5 + begin), "length": str(data.size - begin)}
     for entry in part.external_data:
         entry.value = values[entry.key]
     attributes = weights.attributes | {
+        "window_types": [onnx.TensorProto.FLOAT] * 2,
         "down_windows": [1, 1, 1],
         "down_offsets": [offset - begin for offset in weights.attributes["down_offsets"]],
     }
