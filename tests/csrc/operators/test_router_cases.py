@@ -140,6 +140,17 @@ def test_two_best_of_a_group_in_one_lane_of_two_vectors(isa):
 
 
 @every_level
+def test_two_best_of_a_group_that_are_equal(isa):
+    """Both count: 5 + 5 beats 8 + 1.5. The pair may share a lane of two vectors, or not."""
+    spec = RouterSpec(2, "none", 2, 1, "top2_sum", -INF)
+    for first, second in [(0, 16), (4, 8), (0, 1), (47, 63), (5, 37)]:
+        logits = np.zeros((1, 128), np.float32)
+        logits[0, [first, second]] = 5.0
+        logits[0, [70, 75]] = 8.0, 1.5
+        assert run_native(spec, logits, isa=isa)[0].tolist() == [[first, second]]
+
+
+@every_level
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("at", [0, 9, 31])
 def test_one_finite_logit(isa, normalize, at):
