@@ -85,7 +85,7 @@ def test_three_spellings_of_softmax_and_top_k(isa):
 
 @every_level
 def test_a_logarithm_of_sigmoids_with_a_filler(isa):
-    """R09. The softmax over the chosen ones undoes the logarithm; a chosen -Inf falls below the filler and weighs nothing."""
+    """R09. The softmax over the chosen ones undoes the logarithm; a chosen -Inf falls below the filler, and weighs 0."""
     spec = RouterSpec(4, "none", weight_function="softmax")
     chosen, sigmoids = [3, 9, 20, 31], np.array([0.9, 0.5, 0.25, 0.01])
     logits = np.full((2, 32), -1e4, np.float32)
@@ -110,7 +110,9 @@ def test_ties_go_to_the_lower_index(isa, score):
 
 @every_level
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 20, 40, 128])
-@pytest.mark.parametrize("equal", [[15, 16, 17, 127], [3, 4, 7, 8, 31, 32, 63, 64], list(range(0, 128, 2)), list(range(128))])
+@pytest.mark.parametrize(
+    "equal", [[15, 16, 17, 127], [3, 4, 7, 8, 31, 32, 63, 64], list(range(0, 128, 2)), list(range(128))]
+)
 def test_ties_across_vectors(isa, k, equal):
     """R10. Equal values on both sides of every vector's end, few and many of them."""
     logits = np.zeros((1, 128), np.float32)
