@@ -104,13 +104,21 @@ def real_tokens() -> dict[str, np.ndarray]:
 
 
 def _run_case(session: onnxruntime.InferenceSession, case: Case, sizes: Mapping[str, int]) -> Answers:
-    names = [entry.name for entry in session.get_outputs()]
     answers, state = {}, None
     for i, step in enumerate(steps(case)):
-        outputs = dict(zip(names, session.run(None, _feeds(session, step, state, sizes)), strict=True))
-        answers[key(case.name, i)] = outputs["logits"].astype(np.float32)
-        state = {_bare(name, _STATE_OUTPUTS): value for name, value in outputs.items() if name != "logits"}
+        logits, state = run_step(session, step, state, sizes)
+        answers[key(case.name, i)] = logits.astype(np.float32)
     return answers
+
+
+def run_step(
+    session: onnxruntime.InferenceSession, step: Step, state: Answers | None, sizes: Mapping[str, int]
+) -> tuple[np.ndarray, Answers]:
+    """One call on a whole model. Returns the logits, and the state for the next step (None: there is no past yet)."""
+    names = [entry.name for entry in session.get_outputs()]
+    outputs = dict(zip(names, session.run(None, _feeds(session, step, state, sizes)), strict=True))
+    logits = outputs.pop("logits")
+    return logits, {_bare(name, _STATE_OUTPUTS): value for name, value in outputs.items()}
 
 
 def _feeds(session: onnxruntime.InferenceSession, step: Step, state: Answers | None, sizes: Mapping[str, int]) -> Answers:
