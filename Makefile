@@ -11,6 +11,10 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 REQUIREMENTS_STAMP := $(VENV)/.requirements-installed
 PACKAGE_STAMP      := $(VENV)/.package-installed
 
+# Exporters that need another version of transformers live apart. Nothing but `make fixtures` and `make matrix` uses them.
+EXPORTERS       := build/exporters
+EXPORTERS_STAMP := $(EXPORTERS)/.requirements-installed
+
 # Python sources need no rebuild: the installation is editable. What is compiled or describes the package does.
 PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake csrc scripts -type f)
 
@@ -22,7 +26,7 @@ NATIVE_OPTIONS := $(if $(STATIC),-DORT_HINA_STATIC=ON) $(if $(CROSS),-DCMAKE_SYS
 NATIVE_RUNNER  := $(if $(CROSS),qemu-$(CROSS)-static $(if $(STATIC),,-L /usr/$(CROSS)-linux-gnu))
 NATIVE_CMAKE   := cmake -S . -DORT_HINA_NATIVE_TESTS_ONLY=ON
 
-.PHONY: help build test test-slow test-ort-versions native-tests asan demo bench wheel clean distclean
+.PHONY: help build test test-slow test-ort-versions native-tests asan demo bench exporters fixtures matrix wheel clean distclean
 
 help:
 	@echo "make build              .venv with pinned dependencies, ONNX Runtime's headers, the C++ library"
@@ -33,6 +37,9 @@ help:
 	@echo "make asan               the same with the address and undefined-behaviour sanitizers"
 	@echo "make demo               export, fuse and run a model; prints one table"
 	@echo "make bench              the benchmarks"
+	@echo "make exporters          an environment with transformers 5 and its exporters, in build/exporters (downloads gigabytes)"
+	@echo "make matrix             every family x exporter: exported, fused, compared (ARGS=--quick; more with make exporters)"
+	@echo "make fixtures           exports again what the tests read (needs make exporters; EXPORTS=DIR keeps the exports)"
 	@echo "make wheel              a wheel in dist/"
 	@echo "make clean              removes what was built; make distclean also .venv and fetched headers"
 	@echo "PYTHON=/path/to/python3 picks the Python that .venv is made from"
@@ -72,6 +79,19 @@ demo: build
 
 bench: build
 	$(VENV)/bin/ort-hina bench
+
+$(EXPORTERS_STAMP): requirements/exporters.txt
+	PATH="$(SYSTEM_PATH)" scripts/make_venv.sh $(EXPORTERS) $(PYTHON)
+	$(EXPORTERS)/bin/python -m pip install --disable-pip-version-check -r requirements/exporters.txt
+	@touch $@
+
+exporters: $(EXPORTERS_STAMP)
+
+fixtures: build exporters
+	$(RUN) -m ort_hina.models.fixtures tests/fixtures $(if $(EXPORTS),--exports $(EXPORTS))
+
+matrix: build
+	$(VENV)/bin/ort-hina matrix $(ARGS)
 
 wheel: build
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .

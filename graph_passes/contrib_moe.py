@@ -16,12 +16,12 @@ import onnx_ir as ir
 from .constants import initializer_tensor
 from .meanings import Activation, Expert, Linear, Matrix, Refusal, Vector
 from .moe_layer import MoELayer, Refused
+from .routed_moe import WEIGHT_TYPES
 from .router_spec import RouterCall, RouterSpec
 from .shapes import Shapes
 from .slices import where_of
 
 DOMAIN = "com.microsoft"
-WEIGHT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 # Name → type, and the schema's default. swiglu_limit has none: absent, nothing is clamped (0 is a limit).
 _ATTRIBUTES: dict[str, tuple[ir.AttributeType, Any]] = {

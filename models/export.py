@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,14 @@ _MODEL, _DATA = "model.onnx", "model.onnx_data"
 
 
 def export_directory(
-    source: Path, output: Path, *, opset: int | None = None, dtype: str = "fp32", external: bool = True
+    source: Path,
+    output: Path,
+    *,
+    opset: int | None = None,
+    dtype: str = "fp32",
+    external: bool = True,
+    custom: bool = False,
+    seed: int = 0,
 ) -> Path:
     """Exports the transformers model saved in `source` to `output`, as ``optimum-cli export onnx`` does.
 
@@ -22,6 +30,8 @@ def export_directory(
         opset: ONNX opset; None takes Optimum's default for the model type.
         dtype: ``fp32``, ``fp16`` or ``bf16``: the type that the model is loaded in.
         external: put every weight into ``model.onnx_data``; otherwise they are inline, as Optimum does below 2 GB.
+        custom: pass a configuration of our own (`custom_configs`), for a model type that Optimum does not know.
+        seed: of the dummy inputs that Optimum draws. Some models lose what these do not reach.
 
     Returns:
         The path of ``model.onnx``.
@@ -31,9 +41,16 @@ def export_directory(
     """
     from optimum.exporters.onnx import main_export
 
+    from .custom_configs import custom_onnx_config
+
+    configs = None
+    if custom:
+        from transformers import AutoConfig
+
+        configs = {"model": custom_onnx_config(AutoConfig.from_pretrained(source, local_files_only=True))}
     for name in (_MODEL, _DATA):  # a data file that exists would be appended to
         (output / name).unlink(missing_ok=True)
-    with _forced_external_data(external), _quiet():
+    with _forced_external_data(external), _quiet(), _seeded(seed):
         main_export(
             str(source),
             output=str(output),
@@ -45,6 +62,7 @@ def export_directory(
             local_files_only=True,
             # Optimum's check runs the model again in PyTorch and in ONNX Runtime; the callers compare far more.
             do_validation=False,
+            custom_onnx_configs=configs,
         )
     return output / _MODEL
 
@@ -62,6 +80,21 @@ def _forced_external_data(external: bool) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Optimum draws tokens with torch, and how much of them is padding with Python."""
+    import torch
+
+    before = random.getstate()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            random.seed(seed)
+            yield
+    finally:
+        random.setstate(before)
 
 
 @contextmanager

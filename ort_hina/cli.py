@@ -7,14 +7,17 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .benchmark.arguments import add_arguments as add_bench_arguments
 from .errors import OrtHinaError
 from .matrix.arguments import add_arguments as add_matrix_arguments
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .report import FusionReport
 
 # Exit statuses: 0 done; 1 it ran, and the answer is bad (nothing was fused, the demo's texts differ); 2 the user has to
 # change something.
@@ -46,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     fuse = commands.add_parser("fuse", help="replace each MoE block by one node; the weights stay where they are")
-    fuse.add_argument("model", type=Path, help="the ONNX file that Optimum wrote")
+    fuse.add_argument("model", type=Path, help="the ONNX file that an exporter wrote")
     fuse.add_argument("-o", "--output", type=Path, help="file to write, in the model's folder (default: *_hina.onnx)")
     fuse.add_argument(
         "--verify",
@@ -54,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
         default="all",
         metavar="all|none|N",
         help="run every MoE layer (or N of them) before and after, and compare (default: all)",
+    )
+    fuse.add_argument(
+        "--allow-lost-experts",
+        action="store_true",
+        help="fuse layers of which the export dropped experts; the result is as wrong as the file",
     )
     _add(fuse, _fuse)
 
@@ -91,16 +99,27 @@ def _verify(text: str) -> str | int:
 
 
 def _fuse(options: argparse.Namespace) -> int:
-    from .fusion import fuse
     from .progress import Progress
 
     if sys.stderr.isatty():
         with Progress("Reading the graph and fusing its layers") as progress:
-            report = fuse(options.model, options.output, verify=options.verify, progress=progress.show)
+            report = _fused(options, progress.show)
     else:
-        report = fuse(options.model, options.output, verify=options.verify)
+        report = _fused(options, None)
     _show(report, options.json)
     return _OK if report.fused else _BAD_ANSWER
+
+
+def _fused(options: argparse.Namespace, progress: Callable[[int, int], None] | None) -> FusionReport:
+    from .fusion import fuse
+
+    return fuse(
+        options.model,
+        options.output,
+        verify=options.verify,
+        allow_lost_experts=options.allow_lost_experts,
+        progress=progress,
+    )
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -125,8 +125,8 @@ inline uint64_t reaching(const float* x, size_t n, Simd::F bound) {
 // Where the k largest of n values are, in descending order, the lower index first where they are equal. k is at most n.
 // Destroys x.
 //
-// A bound that k values reach leaves few candidates, and each finds its place by counting those before it: work that does not
-// wait for other work, as picking the largest k times would.
+// A bound that k values reach leaves few candidates, and each finds its place by counting those before it: work that does
+// not wait for other work, as picking the largest k times would.
 inline void select_largest(float* x, size_t n, size_t k, int64_t* ids) {
   if (k > kMostColumns || n <= 2 * Simd::kWidth) return select_one_by_one(x, n, k, ids);
   const Simd::F bound = Simd::set1(reached_by(x, n, k));
@@ -174,8 +174,10 @@ inline void mask_groups(const RoutingRule& rule, size_t experts, float* selectio
   selection_row(worth, nullptr, rule.num_groups, worth);  // Inf - Inf is NaN, which counts as Inf here, too
   for (size_t g = 0; g < rule.num_groups; ++g) {
     if (rank_of(worth, rule.num_groups, g) < rule.top_groups) continue;
-    for (size_t i = 0; i < size; i += Simd::kWidth)
-      store_head_or_all(selection + g * size + i, Simd::set1(rule.masked_score), size - i < Simd::kWidth ? size - i : Simd::kWidth);
+    for (size_t i = 0; i < size; i += Simd::kWidth) {
+      const size_t count = size - i < Simd::kWidth ? size - i : Simd::kWidth;
+      store_head_or_all(selection + g * size + i, Simd::set1(rule.masked_score), count);
+    }
   }
 }
 

@@ -124,7 +124,8 @@ size_t items_for(const RouterInputs& in, size_t threads) {
 
 }  // namespace
 
-Router::Router(const RouterAttributes& attributes, Isa level) : rule_(rule_of(attributes)), ops_(kernels::vector_ops(level)) {}
+Router::Router(const RouterAttributes& attributes, Isa level)
+    : rule_(rule_of(attributes)), ops_(kernels::vector_ops(level)) {}
 
 void Router::check(const RouterInputs& in) const {
   if (rule_.k > in.experts) refuse("k", "at most " + to_string(in.experts) + ", the number of experts", to_string(rule_.k));

@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     study.add_argument(
         "--overhead", action="store_true", help="what a call through ONNX Runtime costs more than one without it"
     )
+    study.add_argument(
+        "--router", action="store_true", help="the Router operator against the nodes that it stands for"
+    )
     study.add_argument("--cliff", action="store_true", help="1 to 64 tokens for each expert, each against one token less")
     study.add_argument("--odd", action="store_true", help="odd sizes against the round ones beside them")
 

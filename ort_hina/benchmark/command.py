@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import _native
 from ..errors import OrtHinaError
-from . import cliff, odd_sizes, operators, overhead
+from . import cliff, odd_sizes, operators, overhead, router
 from .plot import plot
 
 
@@ -41,6 +41,8 @@ def _measure(options: argparse.Namespace, directory: Path, say: Callable[[str], 
     isas = _isas(options.isa)
     if options.overhead:
         return [result for isa in isas for result in overhead.run(isa, directory, say)]
+    if options.router:
+        return [result for isa in isas for result in router.run(isa, options.threads, say)]
     if options.cliff:
         return cliff.run(options, isas, directory, say)
     if options.odd:

@@ -43,7 +43,7 @@ class OnnxRuntimeLayer:
     operator = "MoE"
 
     def __init__(self, directory: Path, setting: Setting) -> None:
-        with _forced(setting.isa):
+        with forced(setting.isa):
             self.session = session(
                 models.fused_model(directory, setting.stored, setting.dtype, setting.layout),
                 setting.threads,
@@ -91,7 +91,7 @@ def timed(session: onnxruntime.InferenceSession, feed: dict[str, np.ndarray]) ->
 
 
 @contextmanager
-def _forced(isa: str) -> Iterator[None]:
+def forced(isa: str) -> Iterator[None]:
     """A node takes its level when its session is created."""
     before = os.environ.get(FORCE_ISA_VARIABLE)
     os.environ[FORCE_ISA_VARIABLE] = isa

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ort_hina import cli
-from ort_hina.benchmark import cliff, odd_sizes, overhead, shapes, yardsticks
+from ort_hina.benchmark import cliff, odd_sizes, overhead, router, shapes, yardsticks
 
 TINY = shapes.MoeShape("tiny", 64, 48, 8, 2)
 
@@ -22,6 +22,7 @@ def bench(monkeypatch):
     monkeypatch.setattr(odd_sizes, "ROUND_SHAPES", (TINY,))
     monkeypatch.setattr(odd_sizes, "ROUNDS", 1)
     monkeypatch.setattr(overhead, "CALLS", overhead.BLOCK)
+    monkeypatch.setattr(router, "CALLS", 3)
     yardsticks._buffer.cache_clear()
     yield lambda *arguments: cli.main(["bench", "--shape", "tiny", "--threads", "2", *arguments])
     yardsticks._buffer.cache_clear()

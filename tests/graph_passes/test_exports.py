@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnx import helper, numpy_helper
 from support import fixtures
+from support.prompts import greedy, prefill_and_step
 
 import ort_hina
 from ort_hina.models.onnx_cases import open_session, run_block, run_model
@@ -145,13 +148,28 @@ def test_export(name, tmp_path):
         assert len(report.layers) == count
         return
     assert {(layer.num_experts, layer.k) for layer in report.layers} == {(entry["experts"], entry["k"])}
-    _compare(entry, model, report.output)
+    sessions = _sessions(model, report.output)
+    _check_signature(*sessions)
+    _compare(entry, *sessions)
 
 
-def _compare(entry, model, fused):
+def _sessions(model, fused):
     options = onnxruntime.SessionOptions()
     ort_hina.register(options)
-    sessions = open_session(model), open_session(fused, options)
+    return open_session(model), open_session(fused, options)
+
+
+def _check_signature(original, fused):
+    """Inputs and outputs keep their names, types, order and shapes (a named size may become a number)."""
+    for before, after in ((original.get_inputs(), fused.get_inputs()), (original.get_outputs(), fused.get_outputs())):
+        assert [(value.name, value.type, len(value.shape)) for value in before] == [
+            (value.name, value.type, len(value.shape)) for value in after
+        ]
+        for old, new in zip(before, after, strict=True):
+            assert all(isinstance(size, str) or size == found for size, found in zip(old.shape, new.shape, strict=True))
+
+
+def _compare(entry, *sessions):
     if entry["whole_model"]:
         (expected, failed), (found, errors) = (run_model(session, entry["state_sizes"]) for session in sessions)
     else:
@@ -163,3 +181,70 @@ def _compare(entry, model, fused):
         # In half precision a near tie may send a token to another expert, in either file.
         ties = 0 if entry["dtype"] == "fp32" else max(1, rows.size // 20)
         assert (rows > TOLERANCE[entry["dtype"]]).sum() <= ties, (key, np.sort(rows.ravel())[-3:])
+
+
+@pytest.mark.parametrize("name", ["mixtral-torch_dynamo", "mixtral-transformers_onnx", "gpt_oss-optimum", "olmoe-optimum_custom"])
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 2), (3, 33), (2, 128)])
+def test_no_size_is_baked_in(name, batch, length, tmp_path):
+    """Field report X03: a file that ran with the token count of its export alone."""
+    model = fixtures.write(name, tmp_path)
+    sessions = _sessions(model, ort_hina.fuse(model, verify="none").output)
+    expected, found = (prefill_and_step(session, batch, length) for session in sessions)
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=TOLERANCE["fp32"] * np.abs(a).max())
+
+
+@pytest.mark.parametrize("name", ["lfm2_moe-genai", "lfm2_moe-transformers_onnx"])
+def test_generation_beside_layers_with_other_states(name, tmp_path):
+    """Field report X11: convolution states next to keys and values, 32 greedy steps."""
+    entry = fixtures.index()[name]
+    model = fixtures.write(name, tmp_path)
+    sessions = _sessions(model, ort_hina.fuse(model).output)
+    expected, found = (greedy(session, 7, 32, entry["state_sizes"]) for session in sessions)
+    assert len(set(expected)) > 3 and found == expected
+
+
+def test_each_part_keeps_its_precision(tmp_path):
+    """Field report X09: int4 experts, int4 projections, a float router."""
+    model = fixtures.write("lfm2_moe-genai-int4", tmp_path)
+    inventory = ort_hina.inspect(model)
+    assert {"uint8", "float"} <= set(inventory.bytes_by_dtype)
+    assert "would stay as it is: quantised weights (int4, block 32)" in inventory.to_text()
+    before = model.read_bytes()
+    assert ort_hina.fuse(model).output is None and model.read_bytes() == before
+
+
+def test_a_loop_over_the_experts_is_left_alone(tmp_path):
+    """Field report X05: newer exporters may lower the experts to a Scan or Loop node."""
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["row", "w"], ["out"])],
+        "body",
+        [helper.make_tensor_value_info("row", 1, [1, 8]), helper.make_tensor_value_info("w", 1, [8, 8])],
+        [helper.make_tensor_value_info("out", 1, [1, 8])],
+    )
+    nodes = [
+        helper.make_node("TopK", ["logits", "k"], ["values", "ids"], name="router", axis=-1),
+        helper.make_node("Flatten", ["ids"], ["flat"], axis=0),
+        helper.make_node("Gather", ["weights", "ids1"], ["chosen"], axis=0),
+        helper.make_node("Squeeze", ["flat", "zero"], ["ids1"]),
+        helper.make_node("Expand", ["x", "shape"], ["rows"]),
+        helper.make_node("Unsqueeze", ["rows", "one"], ["rows3"]),
+        helper.make_node("Scan", ["rows3", "chosen"], ["y"], num_scan_inputs=2, body=body),
+    ]
+    nodes[2], nodes[3] = nodes[3], nodes[2]
+    random = np.random.default_rng(0)
+    constants = {
+        "k": np.array([2]), "weights": random.standard_normal((4, 8, 8)).astype(np.float32), "zero": np.array([0]),
+        "one": np.array([1]), "shape": np.array([2, 8]),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "scan",
+        [helper.make_tensor_value_info("x", 1, [1, 8]), helper.make_tensor_value_info("logits", 1, [1, 4])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "model.onnx")
+    report = ort_hina.fuse(tmp_path / "model.onnx")
+    assert report.output is None
+    assert all(not layer.fused and layer.reason for layer in report.layers)

@@ -61,6 +61,7 @@ Tests all_tests(const std::vector<Isa>& levels, size_t stress_shapes) {
     add_activation_tests(level, tests);
     add_pack_tests(level, tests);
     add_combine_tests(level, tests);
+    add_router_tests(level, tests);
     if (level == Isa::kAmx) add_amx_tests(tests);
   }
   if (amx_is_emulated()) add_emulator_tests(tests);

@@ -85,7 +85,7 @@ def test_three_spellings_of_softmax_and_top_k(isa):
 
 @every_level
 def test_a_logarithm_of_sigmoids_with_a_filler(isa):
-    """R09. The softmax over the chosen ones undoes the logarithm; a chosen -Inf falls below the filler and weighs nothing."""
+    """R09. The softmax over the chosen ones undoes the logarithm; a chosen -Inf falls below the filler, and weighs 0."""
     spec = RouterSpec(4, "none", weight_function="softmax")
     chosen, sigmoids = [3, 9, 20, 31], np.array([0.9, 0.5, 0.25, 0.01])
     logits = np.full((2, 32), -1e4, np.float32)
@@ -110,7 +110,9 @@ def test_ties_go_to_the_lower_index(isa, score):
 
 @every_level
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 20, 40, 128])
-@pytest.mark.parametrize("equal", [[15, 16, 17, 127], [3, 4, 7, 8, 31, 32, 63, 64], list(range(0, 128, 2)), list(range(128))])
+@pytest.mark.parametrize(
+    "equal", [[15, 16, 17, 127], [3, 4, 7, 8, 31, 32, 63, 64], list(range(0, 128, 2)), list(range(128))]
+)
 def test_ties_across_vectors(isa, k, equal):
     """R10. Equal values on both sides of every vector's end, few and many of them."""
     logits = np.zeros((1, 128), np.float32)
@@ -136,6 +138,17 @@ def test_two_best_of_a_group_in_one_lane_of_two_vectors(isa):
         logits = np.zeros((1, 128), np.float32)
         logits[0, [first, second]] = 5.0, 4.0
         logits[0, [70, 75]] = 8.0, 0.5  # the best expert, in the worse group
+        assert run_native(spec, logits, isa=isa)[0].tolist() == [[first, second]]
+
+
+@every_level
+def test_two_best_of_a_group_that_are_equal(isa):
+    """Both count: 5 + 5 beats 8 + 1.5. The pair may share a lane of two vectors, or not."""
+    spec = RouterSpec(2, "none", 2, 1, "top2_sum", -INF)
+    for first, second in [(0, 16), (4, 8), (0, 1), (47, 63), (5, 37)]:
+        logits = np.zeros((1, 128), np.float32)
+        logits[0, [first, second]] = 5.0
+        logits[0, [70, 75]] = 8.0, 1.5
         assert run_native(spec, logits, isa=isa)[0].tolist() == [[first, second]]
 
 

@@ -1,0 +1,40 @@
+"""Prompts of any size on exported language models, beyond the seven cases of `ort_hina.models.cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime
+
+from ort_hina.models.cases import Step
+from ort_hina.models.onnx_cases import run_step
+
+FIRST_TOKEN, TOKENS = 3, 384
+
+
+def prefill_and_step(session: onnxruntime.InferenceSession, batch: int, length: int) -> list[np.ndarray]:
+    """The logits of a random prompt and of one more token, the same tokens in every session."""
+    random = np.random.default_rng(batch * 1000 + length)
+    ids = random.integers(FIRST_TOKEN, TOKENS, (batch, length + 1))
+    first, state = run_step(session, _step(ids[:, :-1], 0), None, {})
+    second, _ = run_step(session, _step(ids[:, -1:], length), state, {})
+    return [first, second]
+
+
+def greedy(session: onnxruntime.InferenceSession, length: int, count: int, sizes: Mapping[str, int]) -> list[int]:
+    """`count` tokens, each the likeliest after a random prompt of `length` tokens and those before it."""
+    ids = np.random.default_rng(length).integers(FIRST_TOKEN, TOKENS, (1, length))
+    tokens, state, past = [], None, 0
+    for _ in range(count):
+        logits, state = run_step(session, _step(ids, past), state, sizes)
+        past += ids.shape[1]
+        tokens.append(int(logits[0, -1].argmax()))
+        ids = np.array([[tokens[-1]]])
+    return tokens
+
+
+def _step(ids: np.ndarray, past: int) -> Step:
+    batch, length = ids.shape
+    positions = np.tile(np.arange(past, past + length), (batch, 1))
+    return Step(ids, np.ones((batch, past + length), np.int64), positions)
