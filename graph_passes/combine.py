@@ -53,6 +53,8 @@ def scatter_weights(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     if experts is None or routing.num_experts not in (None, experts):
         raise Refusal(f"routing weights are scattered to {experts} experts, and the router chooses from {routing.num_experts}")
     routing.num_experts = experts
+    if fill in (0.0, float("-inf")):  # other fills are for a router that comes after this one
+        routing.dispatch = routing.dispatch or node
     axes = (ids.axes[0], Axis("expert", Dim(experts)))
     return RoutingWeights(routing, axes, EveryExpert(), weights.weights, weights.dtype, fill=fill)
 
@@ -225,7 +227,7 @@ def sum_over_choices(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     over = [[part.role for part in atoms((parts.axes[place],))] for place in summed]
     if over != [[role]] and not (over == [[]] and role == "slot" and parts.routing.k == 1):
         raise Refusal(f"the outputs of experts are not summed over their {role}s alone")
-    left = (ONE_AXIS,) if attribute(node, "keepdims", 1) else ()
+    left = (ONE_AXIS,) if attribute(node, "keepdims", 1) == 1 else ()
     kept = tuple(part for place, axis in enumerate(parts.axes) for part in (left if place in summed else (axis,)))
     if [axis.role for axis in atoms(kept)][-1:] != ["feature"] or any(a.role not in ("token", "feature") for a in atoms(kept)):
         raise Refusal("the sum of the experts' outputs is not [tokens, features]")

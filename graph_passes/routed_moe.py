@@ -55,7 +55,8 @@ def find(graph: ir.Graph, recogniser: Recogniser | None = None) -> list[MoELayer
     """
     order = {node: place for place, node in enumerate(graph)}
     recogniser = recogniser or walked(order)
-    return [_check(candidate, recogniser, order) for candidate in recogniser.routings if _is_dispatched(candidate)]
+    candidates = [candidate for candidate in recogniser.routings if _is_dispatched(candidate)]
+    return [layer for candidate in candidates for layer in _check(candidate, recogniser, order)]
 
 
 def walked(nodes: Iterable[ir.Node]) -> Recogniser:
@@ -70,19 +71,27 @@ def _is_dispatched(candidate: Routing) -> bool:
     return candidate.dispatch is not None or bool(candidate.sums)
 
 
-def _check(candidate: Routing, recogniser: Recogniser, order: dict[ir.Node, int]) -> MoELayer | Refused:
+def _check(candidate: Routing, recogniser: Recogniser, order: dict[ir.Node, int]) -> list[MoELayer | Refused]:
+    """The layers that `candidate` routes: one, unless several networks share its choice."""
     try:
-        output, total = _complete_sum(candidate)
-        return _layer(candidate, output, total, recogniser, order)
+        sums = _complete_sums(candidate)
     except NotFusable as refused:
-        return Refused(
-            where_of(candidate.dispatch or candidate.node),
-            str(refused),
-            refused.node.name or refused.node.op_type,
-            len(candidate.experts_seen),
-            candidate.num_experts,
-            candidate.k,
-        )
+        return [_refused(candidate, refused)]
+    layers = []
+    for output, total in sums:
+        try:
+            layers.append(_layer(candidate, output, total, recogniser, order))
+        except NotFusable as refused:
+            layers.append(_refused(candidate, refused))
+    return layers
+
+
+def _refused(candidate: Routing, refused: NotFusable) -> Refused:
+    node, reason = refused.node, str(refused)
+    if repr(node.name) not in reason:
+        reason = f"{reason} ({node.op_type} {node.name!r})"
+    where = where_of(candidate.dispatch or candidate.node)
+    return Refused(where, reason, node.name or node.op_type, len(candidate.experts_seen), candidate.num_experts, candidate.k)
 
 
 class NotFusable(Exception):
@@ -93,8 +102,8 @@ class NotFusable(Exception):
         self.node = node
 
 
-def _complete_sum(candidate: Routing) -> tuple[ir.Value, PartialSum]:
-    """The first value that is the sum over every expert that the graph holds, once."""
+def _complete_sums(candidate: Routing) -> list[tuple[ir.Value, PartialSum]]:
+    """Of each sum over every expert that the graph holds, once: the first value that has it."""
     if candidate.num_experts is None:
         raise _obstacle(candidate, "nothing in the graph tells how many experts the router chooses from")
     if not candidate.experts_seen and not candidate.sums:
@@ -102,14 +111,16 @@ def _complete_sum(candidate: Routing) -> tuple[ir.Value, PartialSum]:
     largest = max((total.count for _, total in candidate.sums), default=0)
     if largest < max(1, len(candidate.experts_seen)):
         raise _obstacle(candidate, "the experts are not summed")
-    complete = [(value, total) for value, total in candidate.sums if total.count == largest]
     # A sum in float of 16-bit outputs is not yet what the layer hands on.
-    output, total = next((pair for pair in complete if pair[1].dtype == _dtype_of(pair[1])), complete[0])
-    summed = Counter(part.selection.expert for part in total.contributions() if isinstance(part.selection, Picks))
-    twice = sorted(expert for expert, times in summed.items() if times > 1)
-    if twice:
-        raise NotFusable(f"experts {_numbers(twice)} are added more than once", output.producer())
-    return output, total
+    complete = [(value, total) for value, total in candidate.sums if total.count == largest]
+    typed = [(value, total) for value, total in complete if total.dtype == _dtype_of(total)] or complete
+    sums = {id(total.contributions()[0]): (value, total) for value, total in reversed(typed)}
+    for output, total in sums.values():
+        summed = Counter(part.selection.expert for part in total.contributions() if isinstance(part.selection, Picks))
+        twice = sorted(expert for expert, times in summed.items() if times > 1)
+        if twice:
+            raise NotFusable(f"experts {_numbers(twice)} are added more than once", output.producer())
+    return list(sums.values())[::-1]
 
 
 def _dtype_of(total: PartialSum) -> ir.DataType:
@@ -232,8 +243,7 @@ def check_expert(expert: Expert, at: ir.Node) -> None:
     for tensor in (tensor for linear in linears for tensor in (linear.matrix.tensor, linear.bias)):
         if tensor is not None and tensor.dtype not in WEIGHT_TYPES:
             raise NotFusable(f"weights of type {tensor.dtype.name} are not supported (float, float16, bfloat16 are)", at)
-    for linear in linears:
-        _check_layout(linear, at)
+    _check_layout(expert, at)
     if expert.down.bias is not None and expert.down.bias.stride != 1:
         raise NotFusable("the biases of the down matrices are not stored one element after the other", at)
     width = expert.gate.matrix.inputs, expert.gate.matrix.outputs
@@ -245,10 +255,13 @@ def check_expert(expert: Expert, at: ir.Node) -> None:
         raise NotFusable("the down matrix does not lead back from the experts' width to the tokens' width", at)
 
 
-def _check_layout(linear: Linear, at: ir.Node) -> None:
-    k_stride, n_stride = linear.matrix.strides
-    if not (k_stride == 1 or n_stride in (1, 2)):
-        raise NotFusable(f"a matrix is stored with strides ({k_stride}, {n_stride}), which no kernel reads", at)
+def _check_layout(expert: Expert, at: ir.Node) -> None:
+    """What the operator takes: rows or columns without gaps, or gate and up in alternating columns, gate first."""
+    gate, up = expert.gate.matrix, expert.up and expert.up.matrix
+    alternating = up is not None and up.tensor is gate.tensor and up.offset == gate.offset + 1 and up.strides == gate.strides
+    for matrix in filter(None, (gate, up, expert.down.matrix)):
+        if 1 not in matrix.strides and not (matrix.strides[1] == 2 and alternating and matrix is not expert.down.matrix):
+            raise NotFusable(f"a matrix is stored with strides {matrix.strides}, which no kernel reads", at)
 
 
 def _storage(linear: Linear) -> tuple:

@@ -23,7 +23,7 @@ def top_k(recogniser: Recogniser, node: ir.Node) -> tuple[Meaning | None, ...] |
         return None
     k = recogniser.shapes.integers(node.inputs[1])
     shape = recogniser.shapes.shape(scores)
-    if k is None or len(k.items) != 1 or k.items[0].constant is None or shape is None or len(shape) != 2:
+    if k is None or len(k.items) != 1 or (k.items[0].constant or 0) < 1 or shape is None or len(shape) != 2:
         return None
     if attribute(node, "axis", -1) not in (-1, 1):
         return None
@@ -157,7 +157,7 @@ def count_hits(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     if not isinstance(one_hot_ids, OneHotIds):
         return None
     axes = axes_of(node)
-    if axes is None or attribute(node, "keepdims", 1):
+    if axes is None or attribute(node, "keepdims", 1) == 1:
         return None
     kept = [axis for place, axis in enumerate(one_hot_ids.axes) if place - len(one_hot_ids.axes) not in axes and place not in axes]
     return Counts(one_hot_ids.routing, tuple(kept)) if [axis.role for axis in kept] == ["expert"] else None

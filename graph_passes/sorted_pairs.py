@@ -43,10 +43,12 @@ def sort(recogniser: Recogniser, node: ir.Node) -> tuple[Meaning | None, ...] | 
     ids = recogniser.meaning(node.inputs[0])
     if isinstance(ids, PlaceIndex) and ids.what == "pair" and _sorts_all(recogniser, node, ids.axes):
         return None, PairPlaces(ids.routing, (_pair_axis(ids.routing),), ids.whole)  # the inverse of a permutation
-    if not isinstance(ids, Ids) or not _sorts_all(recogniser, node, ids.axes):
+    if not isinstance(ids, Ids):
         return None
     routing = ids.routing
     routing.dispatch = routing.dispatch or node
+    if not _sorts_all(recogniser, node, ids.axes):
+        raise Refusal("expert ids are sorted in another way than all of them, the smallest first")
     whole = Sorted(routing, node)
     routing.sorts.append(node)
     axes = (Axis("place", ids.axes[0].size),)
