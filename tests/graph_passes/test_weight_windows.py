@@ -58,7 +58,7 @@ def check(model: onnx.ModelProto, path: Path) -> dict:
     random = np.random.default_rng(0)
     element = expected[0, "gate"].dtype
     assert attributes["window_types"] == [onnx.helper.np_dtype_to_tensor_dtype(element)] * len(windows)
-    feeds = {"x": random.standard_normal((1, 6, 8)).astype(element), "logits": random.standard_normal((6, 4)).astype(element)}
+    feeds = {name: random.standard_normal(shape).astype(element) for name, shape in (("x", (1, 6, 8)), ("logits", (6, 4)))}
     found, wanted = (session(file).run(None, feeds)[0] for file in (report.output, path))
     assert relative_difference(found, wanted) < (1e-5 if element == np.float32 else 1e-2)
     return attributes | {"windows": windows}
@@ -117,7 +117,8 @@ def test_a_window_ends_with_its_last_matrix(tmp_path, dtype, odd):
 
 
 def test_a_window_for_each_element_type():
-    values = {dtype: np.arange(6).astype(dtype.numpy()) for dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)}
+    types = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+    values = {dtype: np.arange(6).astype(dtype.numpy()) for dtype in types}
     tensors = [ir.Tensor(array, name=f"{dtype.name}.{i}") for i in range(2) for dtype, array in values.items()]
     windows = build_windows(tensors, "node")
     assert windows.types == list(values)
