@@ -87,7 +87,11 @@ def _attributes(layer: MoELayer, windows: Windows) -> dict:
         "activation": activation.name,
         "weight_on": layer.weight_on,
     }
-    for name, value in (("activation_alpha", activation.alpha), ("activation_beta", activation.beta), ("swiglu_limit", activation.limit)):
+    for name, value in (
+        ("activation_alpha", activation.alpha),
+        ("activation_beta", activation.beta),
+        ("swiglu_limit", activation.limit),
+    ):
         if value is not None:
             attributes[name] = float(value)
     if layer.missing:

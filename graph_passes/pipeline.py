@@ -57,5 +57,7 @@ def hints(graph: ir.Graph) -> list[str]:
         return [f"the model holds {fused} mixture-of-experts layers that are fused already"]
     choices = sum(node.op_type == "TopK" for node in graph)
     if choices:
-        return [f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here"]
+        return [
+            f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here"
+        ]
     return []

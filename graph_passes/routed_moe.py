@@ -23,7 +23,6 @@ from .meanings import (
     Pairs,
     PartialSum,
     Picks,
-    Refusal,
     Routing,
     Rows,
 )
@@ -206,7 +205,9 @@ def _common(parts: list[Contribution], at: ir.Node) -> Contribution:
     first = parts[0]
     if any(part.source is not first.source for part in parts):
         raise NotFusable("the experts do not all read the same tokens", at)
-    if any((part.weights.weights, part.weights.function) != (first.weights.weights, first.weights.function) for part in parts):
+    if any(
+        (part.weights.weights, part.weights.function) != (first.weights.weights, first.weights.function) for part in parts
+    ):
         raise NotFusable("the experts do not all use the same routing weights", at)
     if len(parts) > 1 and not all(isinstance(part.selection, Picks) for part in parts):
         raise NotFusable("experts are added that were computed in different ways", at)
