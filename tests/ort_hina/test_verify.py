@@ -125,7 +125,7 @@ def test_a_layer_that_fails_stays_unfused(tmp_path, monkeypatch):
         return replacement
 
     onnx.save(looped_model(), tmp_path / "model.onnx")
-    monkeypatch.setattr("ort_hina.fusion.make_replacement", spoilt)
+    monkeypatch.setattr("ort_hina.rewriting.make_replacement", spoilt)
     report = fuse(tmp_path / "model.onnx")
     (layer,) = report.layers
     assert (report.output, layer.fused, layer.verification) == (None, False, "failed")
