@@ -39,7 +39,11 @@ def repeat_last_layer(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
     for number in range(last + 1, layers):
         names = {name: _renamed(name, last, number) for name in renamed} | {entry: previous}
         copies += [_copy(node, names, last, number) for node in body]
-        for group, members in ((model.graph.initializer, initializers), (model.graph.input, inputs), (model.graph.output, outputs)):
+        for group, members in (
+            (model.graph.initializer, initializers),
+            (model.graph.input, inputs),
+            (model.graph.output, outputs),
+        ):
             for member in members:
                 group.add().CopyFrom(member)
                 group[-1].name = names[member.name]

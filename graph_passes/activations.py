@@ -103,7 +103,9 @@ def _logistic_kinds(factors: list[Expression]) -> Found | None:
         match factor:
             case Function("sigmoid", (Linear() as gate,)):
                 alpha = 1.0
-            case Function("sigmoid", (Function("mul", (Linear() as gate, float(alpha)) | (float(alpha), Linear() as gate)),)):
+            case Function(
+                "sigmoid", (Function("mul", (Linear() as gate, float(alpha)) | (float(alpha), Linear() as gate)),)
+            ):
                 pass
             case _:
                 continue
@@ -123,7 +125,10 @@ def _clamped(factors: list[Expression]) -> Found | None:
     """gpt-oss: min(gate, L) * sigmoid(alpha * min(gate, L)) * (clamp(up, -L, L) + 1)."""
     for factor in factors:
         match factor:
-            case Function("sigmoid", (Function("mul", (Function("clip") as gate, float(alpha)) | (float(alpha), Function("clip") as gate)),)):
+            case Function(
+                "sigmoid",
+                (Function("mul", (Function("clip") as gate, float(alpha)) | (float(alpha), Function("clip") as gate)),),
+            ):
                 pass
             case Function("sigmoid", (Function("clip") as gate,)):
                 alpha = 1.0
@@ -167,7 +172,9 @@ def _erf(expression: Function) -> Linear | None:
     match expression:
         case Function("erf", (Function("div", (Linear() as x, float(root))),)) if _near(root, math.sqrt(2)):
             return x
-        case Function("erf", (Function("mul", (Linear() as x, float(f)) | (float(f), Linear() as x)),)) if _near(f, math.sqrt(0.5)):
+        case Function("erf", (Function("mul", (Linear() as x, float(f)) | (float(f), Linear() as x)),)) if _near(
+            f, math.sqrt(0.5)
+        ):
             return x
     return None
 
@@ -175,9 +182,9 @@ def _erf(expression: Function) -> Linear | None:
 def _tanh(expression: Function) -> Linear | None:
     """tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))"""
     match expression:
-        case Function("tanh", (Function("mul", (float(f), Function("add") as inner) | (Function("add") as inner, float(f))),)) if _near(
-            f, math.sqrt(2 / math.pi)
-        ):
+        case Function(
+            "tanh", (Function("mul", (float(f), Function("add") as inner) | (Function("add") as inner, float(f))),)
+        ) if _near(f, math.sqrt(2 / math.pi)):
             return _cubic(inner)
     return None
 
@@ -187,7 +194,12 @@ def _cubic(expression: Function) -> Linear | None:
         factors = factors_of(cubic)
         constants = [factor for factor in factors if isinstance(factor, float)]
         rest = [factor for factor in factors if not isinstance(factor, float)]
-        cube = rest in ([x, x, x], [Function("pow", (x, 3.0))], [x, Function("pow", (x, 2.0))], [Function("pow", (x, 2.0)), x])
+        cube = rest in (
+            [x, x, x],
+            [Function("pow", (x, 3.0))],
+            [x, Function("pow", (x, 2.0))],
+            [Function("pow", (x, 2.0)), x],
+        )
         if isinstance(x, Linear) and cube and _near(math.prod(constants), 0.044715):
             return x
     return None

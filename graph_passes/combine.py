@@ -30,7 +30,6 @@ from .meanings import (
     Tokens,
 )
 from .recogniser import Recogniser
-from .shapes import Shape
 
 # ---- weights
 
@@ -51,7 +50,9 @@ def scatter_weights(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
         raise Refusal("routing weights are scattered by ids that may repeat, or with a reduction")
     experts = base[1].constant
     if experts is None or routing.num_experts not in (None, experts):
-        raise Refusal(f"routing weights are scattered to {experts} experts, and the router chooses from {routing.num_experts}")
+        raise Refusal(
+            f"routing weights are scattered to {experts} experts, and the router chooses from {routing.num_experts}"
+        )
     routing.num_experts = experts
     if fill in (0.0, float("-inf")):  # other fills are for a router that comes after this one
         routing.dispatch = routing.dispatch or node
@@ -108,7 +109,9 @@ def _check_one_number_each(recogniser: Recogniser, rows: Rows, weights: RoutingW
 
 def _scaled(recogniser: Recogniser, rows: Rows, weights: RoutingWeights) -> Rows:
     if not isinstance(rows.selection, Every) or not isinstance(weights.selection, EveryExpert) or weights.fill != 0:
-        raise Refusal("routing weights multiply the tokens themselves: an expert that hands them on as they are is not known here")
+        raise Refusal(
+            "routing weights multiply the tokens themselves: an expert that hands them on as they are is not known here"
+        )
     partners = {"repeat": "expert", "token": "token"}
     mine = [partners.get(axis.role) for axis in atoms(rows.axes[:-1])]
     dims = recogniser.shapes.dims
@@ -142,7 +145,10 @@ def scatter_nd(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     if not isinstance(contribution, Contribution):
         return None
     index = recogniser.meaning(node.inputs[1])
-    if not _is_token_of(index, contribution) or [axis.role for axis in index.axes] not in (["pick", "one"], ["place", "one"]):
+    if not _is_token_of(index, contribution) or [axis.role for axis in index.axes] not in (
+        ["pick", "one"],
+        ["place", "one"],
+    ):
         raise Refusal("the output of an expert is not scattered to the rows of its own tokens")
     return _scattered(recogniser, node, contribution)
 
@@ -187,7 +193,11 @@ def add(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
             if fill_of(operand) != 0:
                 raise Refusal("something is added to the sum of experts that is neither zeros nor an expert")
             zeros = recogniser.shapes.shape(operand)
-            if zeros is None or len(zeros) != len(known.axes) or not all(map(recogniser.shapes.dims.same, zeros, sizes(known.axes))):
+            if (
+                zeros is None
+                or len(zeros) != len(known.axes)
+                or not all(map(recogniser.shapes.dims.same, zeros, sizes(known.axes)))
+            ):
                 raise Refusal("the zeros that start the sum of experts are not proved to have its shape")
             return known
     return None
@@ -229,7 +239,9 @@ def sum_over_choices(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
         raise Refusal(f"the outputs of experts are not summed over their {role}s alone")
     left = (ONE_AXIS,) if attribute(node, "keepdims", 1) == 1 else ()
     kept = tuple(part for place, axis in enumerate(parts.axes) for part in (left if place in summed else (axis,)))
-    if [axis.role for axis in atoms(kept)][-1:] != ["feature"] or any(a.role not in ("token", "feature") for a in atoms(kept)):
+    if [axis.role for axis in atoms(kept)][-1:] != ["feature"] or any(
+        a.role not in ("token", "feature") for a in atoms(kept)
+    ):
         raise Refusal("the sum of the experts' outputs is not [tokens, features]")
     return PartialSum(parts.routing, kept, (parts,), parts.routing.num_experts, parts.dtype)
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from .constants import attribute, axes_of, initializer_tensor, is_standard, small_constant
+from .constants import (
+    attribute,
+    axes_of,
+    initializer_tensor,
+    is_standard,
+    small_constant,
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ _LIKE_FIRST = frozenset({
     "Identity", "Add", "Sub", "Mul", "Div", "Pow", "MatMul", "Gemm", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose",
     "Expand", "Slice", "Gather", "Concat", "Softmax", "Sigmoid", "Relu", "Tanh", "Sqrt", "Neg", "Reciprocal", "Clip", "TopK",
     "ReduceSum", "ReduceMean", "GatherElements", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
-    "SkipSimplifiedLayerNormalization", "Min", "Max", "Dropout",
+    "SkipSimplifiedLayerNormalization", "Min", "Max", "Dropout", "MoE", "QMoE",
 })  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def slice_features(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     cuts = slice_cuts(node, [axis.size.constant for axis in rows.axes], lambda bound: _numbers(recogniser, bound))
     if cuts is None or len(cuts) != 1:
         return None
-    (place, kept), = cuts.items()
+    ((place, kept),) = cuts.items()
     if rows.axes[place].role != "feature":
         raise Refusal("rows are sliced along something that is not their features")
     return _part(rows, place, kept)

@@ -13,7 +13,11 @@ _LARGEST = 4096
 def fill_of(value: ir.Value) -> float | None:
     """The number that every element of `value` is (ConstantOfShape, a constant expanded, or a constant), or None."""
     node = value.producer()
-    while node is not None and is_standard(node) and node.op_type in ("Identity", "Expand", "Cast", "Unsqueeze", "Reshape", "Tile"):
+    while (
+        node is not None
+        and is_standard(node)
+        and node.op_type in ("Identity", "Expand", "Cast", "Unsqueeze", "Reshape", "Tile")
+    ):
         value = node.inputs[0]
         node = value.producer()
     if node is None:

@@ -84,8 +84,13 @@ def _attributes(layer: MoELayer, windows: Windows) -> dict:
         "weight_on": layer.weight_on,
         "window_types": [int(dtype) for dtype in windows.types],
     }
-    constants = {"activation_alpha": activation.alpha, "activation_beta": activation.beta, "swiglu_limit": activation.limit}
-    attributes |= {name: float(value) for name, value in constants.items() if value is not None}
+    for name, value in (
+        ("activation_alpha", activation.alpha),
+        ("activation_beta", activation.beta),
+        ("swiglu_limit", activation.limit),
+    ):
+        if value is not None:
+            attributes[name] = float(value)
     if layer.missing:
         attributes["missing_experts"] = "skip"
     for role, linears in layer.roles():

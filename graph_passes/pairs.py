@@ -7,7 +7,16 @@ import onnx_ir as ir
 
 from .constants import attribute
 from .dims import ONE, Dim
-from .meanings import Axis, ChosenConstant, Ids, Meaning, Pairs, PlaceIndex, Refusal, Routing
+from .meanings import (
+    Axis,
+    ChosenConstant,
+    Ids,
+    Meaning,
+    Pairs,
+    PlaceIndex,
+    Refusal,
+    Routing,
+)
 from .recogniser import Recogniser
 
 

@@ -25,6 +25,9 @@ class Found:
     routers: dict[tuple[ir.Value, ir.Value], RouterMatch | str] = field(default_factory=dict)
     """By the ids and weights of a layer: its router, or why that stays as it is."""
 
+    shapes: Shapes = field(default_factory=Shapes)
+    """Of the graph as it was found."""
+
     def router_of(self, layer: MoELayer) -> RouterMatch | str | None:
         """None: the layer's router comes with it."""
         return self.routers.get((layer.ids, layer.weights))
@@ -40,7 +43,7 @@ def find(graph: ir.Graph) -> Found:
         for layer in routed
         if isinstance(layer, MoELayer) and layer.ids is not None
     }
-    return Found(routed, dense, routers)
+    return Found(routed, dense, routers, recogniser.shapes)
 
 
 def _router(layer: MoELayer, shapes: Shapes) -> RouterMatch | str:
@@ -57,5 +60,7 @@ def hints(graph: ir.Graph) -> list[str]:
         return [f"the model holds {fused} mixture-of-experts layers that are fused already"]
     choices = sum(node.op_type == "TopK" for node in graph)
     if choices:
-        return [f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here"]
+        return [
+            f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here"
+        ]
     return []

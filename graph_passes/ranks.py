@@ -17,7 +17,7 @@ _LIKE_FIRST = frozenset({
     "CumSum",
     "ScatterElements", "ScatterND", "GatherElements", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "SkipSimplifiedLayerNormalization", "SkipLayerNormalization", "GroupQueryAttention", "MultiHeadAttention", "QuickGelu",
-    "FastGelu", "BiasGelu", "MatMulNBits",
+    "FastGelu", "BiasGelu", "MatMulNBits", "MoE", "QMoE",
 })  # fmt: skip
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceSumSquare"})
 

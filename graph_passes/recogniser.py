@@ -10,7 +10,18 @@ from . import dtypes
 from .axes import sizes
 from .constant_views import ConstantView, constant_view
 from .constants import is_standard
-from .meanings import Axis, Every, Meaning, Pairs, PartialSum, Refusal, Routing, RoutingWeights, Rows, Tokens
+from .meanings import (
+    Axis,
+    Every,
+    Meaning,
+    Pairs,
+    PartialSum,
+    Refusal,
+    Routing,
+    RoutingWeights,
+    Rows,
+    Tokens,
+)
 from .shapes import Shapes
 
 Rule = Callable[["Recogniser", ir.Node], "Meaning | tuple[Meaning | None, ...] | None"]
@@ -79,9 +90,16 @@ class Recogniser:
         if found is not None:
             return found
         shape = self.shapes.shape(value)
-        if shape is None or len(shape) != 2 or shape[1].constant != routing.k or not self.shapes.dims.same(shape[0], routing.tokens):
+        if (
+            shape is None
+            or len(shape) != 2
+            or shape[1].constant != routing.k
+            or not self.shapes.dims.same(shape[0], routing.tokens)
+        ):
             return None
-        return RoutingWeights(routing, (Axis("token", shape[0]), Axis("slot", shape[1])), Pairs(routing), value, self.dtype(value))
+        return RoutingWeights(
+            routing, (Axis("token", shape[0]), Axis("slot", shape[1])), Pairs(routing), value, self.dtype(value)
+        )
 
     def seen_through(self, value: ir.Value, look: Callable[[ir.Value], Meaning | None], kind: type) -> Meaning | None:
         """The meaning of `value` that a view gives it, where `look` finds one for what is viewed."""
@@ -161,4 +179,3 @@ class Recogniser:
             if meaning is not None and meaning.routing is not None:
                 meaning.routing.obstacles.append((node, reason))
                 return
-

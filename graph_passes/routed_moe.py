@@ -23,7 +23,6 @@ from .meanings import (
     Pairs,
     PartialSum,
     Picks,
-    Refusal,
     Routing,
     Rows,
 )
@@ -77,13 +76,19 @@ def _check(candidate: Routing, recogniser: Recogniser, order: dict[ir.Node, int]
         sums = _complete_sums(candidate)
     except NotFusable as refused:
         return [_refused(candidate, refused)]
-    layers = []
-    for output, total in sums:
+    return [_longest(candidate, views, recogniser, order) for views in sums]
+
+
+def _longest(
+    candidate: Routing, views: list[tuple[ir.Value, PartialSum]], recogniser: Recogniser, order: dict[ir.Node, int]
+) -> MoELayer | Refused:
+    """The layer up to the last of `views` of its sum that can be its output: what reshapes the sum goes with it."""
+    for output, total in reversed(views):
         try:
-            layers.append(_layer(candidate, output, total, recogniser, order))
+            return _layer(candidate, output, total, recogniser, order)
         except NotFusable as refused:
-            layers.append(_refused(candidate, refused))
-    return layers
+            reason = refused
+    return _refused(candidate, reason)
 
 
 def _refused(candidate: Routing, refused: NotFusable) -> Refused:
@@ -102,8 +107,8 @@ class NotFusable(Exception):
         self.node = node
 
 
-def _complete_sums(candidate: Routing) -> list[tuple[ir.Value, PartialSum]]:
-    """Of each sum over every expert that the graph holds, once: the first value that has it."""
+def _complete_sums(candidate: Routing) -> list[list[tuple[ir.Value, PartialSum]]]:
+    """Each sum over every expert that the graph holds, once: all values that are it, in order."""
     if candidate.num_experts is None:
         raise _obstacle(candidate, "nothing in the graph tells how many experts the router chooses from")
     if not candidate.experts_seen and not candidate.sums:
@@ -114,13 +119,16 @@ def _complete_sums(candidate: Routing) -> list[tuple[ir.Value, PartialSum]]:
     # A sum in float of 16-bit outputs is not yet what the layer hands on.
     complete = [(value, total) for value, total in candidate.sums if total.count == largest]
     typed = [(value, total) for value, total in complete if total.dtype == _dtype_of(total)] or complete
-    sums = {id(total.contributions()[0]): (value, total) for value, total in reversed(typed)}
-    for output, total in sums.values():
+    sums: dict[int, list[tuple[ir.Value, PartialSum]]] = {}
+    for value, total in typed:
+        sums.setdefault(id(total.contributions()[0]), []).append((value, total))
+    for views in sums.values():
+        output, total = views[0]
         summed = Counter(part.selection.expert for part in total.contributions() if isinstance(part.selection, Picks))
         twice = sorted(expert for expert, times in summed.items() if times > 1)
         if twice:
             raise NotFusable(f"experts {_numbers(twice)} are added more than once", output.producer())
-    return list(sums.values())[::-1]
+    return list(sums.values())
 
 
 def _dtype_of(total: PartialSum) -> ir.DataType:
@@ -206,7 +214,9 @@ def _common(parts: list[Contribution], at: ir.Node) -> Contribution:
     first = parts[0]
     if any(part.source is not first.source for part in parts):
         raise NotFusable("the experts do not all read the same tokens", at)
-    if any((part.weights.weights, part.weights.function) != (first.weights.weights, first.weights.function) for part in parts):
+    if any(
+        (part.weights.weights, part.weights.function) != (first.weights.weights, first.weights.function) for part in parts
+    ):
         raise NotFusable("the experts do not all use the same routing weights", at)
     if len(parts) > 1 and not all(isinstance(part.selection, Picks) for part in parts):
         raise NotFusable("experts are added that were computed in different ways", at)

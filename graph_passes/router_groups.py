@@ -1,8 +1,8 @@
 """Routers that choose among the experts of the best groups only (DeepSeek-V2 and V3, GLM-4.5, dots.llm1).
 
-    groups   = TopK(score of each group, top_groups)          score: the largest of the group, or the sum of its two best
-    mask     = 1 for the experts of these groups, 0 elsewhere  ScatterElements of ones into zeros, spread over the experts
-    selected = Where(mask, selection values, 0 or -inf)
+groups   = TopK(score of each group, top_groups)          score: the largest of the group, or the sum of its two best
+mask     = 1 for the experts of these groups, 0 elsewhere  ScatterElements of ones into zeros, spread over the experts
+selected = Where(mask, selection values, 0 or -inf)
 """
 
 from __future__ import annotations

@@ -22,7 +22,15 @@ import onnx_ir as ir
 from .constants import attribute, initializer_tensor, is_standard
 from .meanings import Refusal
 from .router_cone import router_nodes, unused_nodes
-from .router_expressions import Reader, TopK, is_output_of, is_power_of_two, pairs, refuse, said
+from .router_expressions import (
+    Reader,
+    TopK,
+    is_output_of,
+    is_power_of_two,
+    pairs,
+    refuse,
+    said,
+)
 from .router_groups import Groups, read_groups
 from .router_sparse_mixer import read_sparse_mixer
 from .router_spec import RouterCall, RouterSpec

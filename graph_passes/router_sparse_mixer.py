@@ -1,8 +1,8 @@
 """The sparse mixer of Phi-3.5-MoE: two experts, each weighed by a softmax over the experts that are nearly as good.
 
-    best   = ArgMax(scores)                                     scores: the logits; for the second expert, with the first
-    far    = (max(scores) - logits) / max(|logits|, max(scores)) > 2 * jitter                            one set to -inf
-    weight = Softmax(Where(far, -inf, scores))[best]
+best   = ArgMax(scores)                                     scores: the logits; for the second expert, with the first
+far    = (max(scores) - logits) / max(|logits|, max(scores)) > 2 * jitter                            one set to -inf
+weight = Softmax(Where(far, -inf, scores))[best]
 """
 
 from __future__ import annotations

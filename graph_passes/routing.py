@@ -11,7 +11,17 @@ import onnx_ir as ir
 from .constants import attribute, axes_of, scalar, small_constant
 from .dims import Dim
 from .fills import fill_of
-from .meanings import Axis, Counts, ExpertMask, Hits, Ids, Meaning, OneHotIds, Refusal, Routing
+from .meanings import (
+    Axis,
+    Counts,
+    ExpertMask,
+    Hits,
+    Ids,
+    Meaning,
+    OneHotIds,
+    Refusal,
+    Routing,
+)
 from .recogniser import Recogniser
 
 
@@ -50,7 +60,12 @@ def concatenated_choices(recogniser: Recogniser, node: ir.Node) -> Meaning | Non
 
 def _single_choice(value: ir.Value | None) -> ir.Node | None:
     node = None if value is None else value.producer()
-    if node is None or node.op_type != "ArgMax" or attribute(node, "axis", 0) not in (-1, 1) or not attribute(node, "keepdims", 1):
+    if (
+        node is None
+        or node.op_type != "ArgMax"
+        or attribute(node, "axis", 0) not in (-1, 1)
+        or not attribute(node, "keepdims", 1)
+    ):
         return None
     return node
 
@@ -159,7 +174,11 @@ def count_hits(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     axes = axes_of(node)
     if axes is None or attribute(node, "keepdims", 1) == 1:
         return None
-    kept = [axis for place, axis in enumerate(one_hot_ids.axes) if place - len(one_hot_ids.axes) not in axes and place not in axes]
+    kept = [
+        axis
+        for place, axis in enumerate(one_hot_ids.axes)
+        if place - len(one_hot_ids.axes) not in axes and place not in axes
+    ]
     return Counts(one_hot_ids.routing, tuple(kept)) if [axis.role for axis in kept] == ["expert"] else None
 
 

@@ -14,7 +14,14 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from . import ranks
-from .constants import LARGEST_SMALL_CONSTANT, attribute, axes_of, initializer_tensor, is_standard, small_constant
+from .constants import (
+    LARGEST_SMALL_CONSTANT,
+    attribute,
+    axes_of,
+    initializer_tensor,
+    is_standard,
+    small_constant,
+)
 from .dims import INFERRED, ONE, Dim, DimTable, product, quotient
 
 Shape = tuple[Dim, ...]
@@ -342,17 +349,6 @@ class Shapes:
             return None
         return Integers(found.items, not target.items)
 
-    def _ones(self, node: ir.Node) -> Integers | None:
-        """A vector of one integer, as it is made to be compared with or expanded to."""
-        length = self.integers(node.inputs[0])
-        content = node.attributes.get("value")
-        if length is None or len(length.items) != 1 or length.items[0].constant is None or content is None:
-            return None
-        fill = content.value.numpy().reshape(-1)
-        if fill.dtype.kind not in "iu" or length.items[0].constant > LARGEST_SMALL_CONSTANT:
-            return None
-        return Integers((Dim(int(fill[0])),) * length.items[0].constant, False)
-
     def _calculate(self, node: ir.Node) -> Integers | None:
         """Sums, differences and quotients: of constants only."""
         left, right = (self.integers(operand) for operand in node.inputs)
@@ -458,7 +454,6 @@ _SHAPE_RULES = {
 }
 _ARITHMETIC = {"Add": operator.add, "Sub": operator.sub, "Div": operator.floordiv}
 _INTEGER_RULES = {
-    "ConstantOfShape": Shapes._ones,
     "Add": Shapes._calculate,
     "Sub": Shapes._calculate,
     "Div": Shapes._calculate,

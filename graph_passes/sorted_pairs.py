@@ -24,8 +24,8 @@ from .meanings import (
     Ids,
     Linear,
     Meaning,
-    Pairs,
     PairPlaces,
+    Pairs,
     PlaceIndex,
     Refusal,
     Routing,
@@ -84,7 +84,11 @@ def divide_place(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
 
 def remainder_of_place(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     index = recogniser.meaning(node.inputs[0])
-    if isinstance(index, PlaceIndex) and index.what == "pair" and recogniser.shapes.is_dim(node.inputs[1], Dim(index.routing.k)):
+    if (
+        isinstance(index, PlaceIndex)
+        and index.what == "pair"
+        and recogniser.shapes.is_dim(node.inputs[1], Dim(index.routing.k))
+    ):
         return dataclasses.replace(index, what="slot")
     return None
 
@@ -193,7 +197,12 @@ def running_sum(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     counts = recogniser.meaning(node.inputs[0])
     if not isinstance(counts, Counts) or counts.end is not None:
         return None
-    if counts.summed or attribute(node, "exclusive", 0) or attribute(node, "reverse", 0) or scalar(node.inputs[1]) not in (0, -1):
+    if (
+        counts.summed
+        or attribute(node, "exclusive", 0)
+        or attribute(node, "reverse", 0)
+        or scalar(node.inputs[1]) not in (0, -1)
+    ):
         raise Refusal("the counts of experts are summed in another way than from the first to each")
     return dataclasses.replace(counts, summed=True)
 
@@ -311,7 +320,9 @@ def split_ranges(recogniser: Recogniser, node: ir.Node) -> tuple[Meaning, ...] |
     if not isinstance(rows, Rows) or not isinstance(counts, Counts):
         return None
     experts = counts.axes[0].size.constant
-    whole = counts.end is None and not counts.summed and isinstance(rows.selection, Sorted) and counts.routing is rows.routing
+    whole = (
+        counts.end is None and not counts.summed and isinstance(rows.selection, Sorted) and counts.routing is rows.routing
+    )
     if not whole or attribute(node, "axis", 0) != 0 or len(node.outputs) != experts:
         raise Refusal("sorted rows are not cut into the ranges of their experts")
     counts.routing.experts_seen.update(range(experts))

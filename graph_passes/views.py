@@ -160,7 +160,9 @@ def expand(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     if shape is None:
         raise Refusal("an Expand could not be proved to fit")
     axes = (ONE_AXIS,) * (len(shape) - len(meaning.axes)) + meaning.axes
-    grown = (axis if axis.size != ONE or size == ONE else Axis("repeat", size) for axis, size in zip(axes, shape, strict=True))
+    grown = (
+        axis if axis.size != ONE or size == ONE else Axis("repeat", size) for axis, size in zip(axes, shape, strict=True)
+    )
     return with_axes(meaning, tuple(grown))
 
 

@@ -69,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("model", type=Path, help="an ONNX file")
     _add(inspect, _inspect)
 
+    genai = commands.add_parser("genai", help="let a folder of onnxruntime-genai run the model that was fused in it")
+    genai.add_argument("folder", type=Path, help="the folder that holds genai_config.json")
+    genai.add_argument("--undo", action="store_true", help="let it run the original model again")
+    _add(genai, _genai)
+
     _add(commands.add_parser("machine", help="the kernels, CPUs and memory nodes of this machine"), _machine)
 
     demo = commands.add_parser("demo", help="build, export, fuse and run a model; needs the optimum extra")
@@ -107,7 +112,16 @@ def _fuse(options: argparse.Namespace) -> int:
     else:
         report = _fused(options, None)
     _show(report, options.json)
+    if report.output is not None and options.json != "-":
+        _show_next_step(report.output)
     return _OK if report.fused else _BAD_ANSWER
+
+
+def _show_next_step(fused: str) -> None:
+    from .genai import next_step
+
+    if command := next_step(fused):
+        print(f"  for onnxruntime-genai, next: {command}", flush=True)
 
 
 def _fused(options: argparse.Namespace, progress: Callable[[int, int], None] | None) -> FusionReport:
@@ -126,6 +140,13 @@ def _inspect(options: argparse.Namespace) -> int:
     from .inspection import inspect
 
     _show(inspect(options.model), options.json)
+    return _OK
+
+
+def _genai(options: argparse.Namespace) -> int:
+    from .genai import use_fused
+
+    _show(use_fused(options.folder, undo=options.undo), options.json)
     return _OK
 
 

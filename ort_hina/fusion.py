@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from .config_check import config_warnings
-from .errors import OrtHinaError
 from .graph_passes import pipeline
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer
@@ -89,7 +88,9 @@ def _fuse(
     before = len(graph)
     remove_unused(graph)
     found = pipeline.find(graph)
-    report = FusionReport(os.fspath(source.path), None, [], before, before, 0.0, config_warnings(source.folder, found.routed))
+    report = FusionReport(
+        os.fspath(source.path), None, [], before, before, 0.0, config_warnings(source.folder, found.routed)
+    )
     if not found.routed:
         report.warnings += pipeline.hints(graph)
     layers = [*found.routed, *found.always_on]

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .rewriting import describe
 from .graph_passes import pipeline
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer, Refused
-from .lost_experts import refused_if_lost
 from .graph_passes.moe_node import is_moe_node, make_replacement
+from .lost_experts import refused_if_lost
 from .model_file import ModelFile, read_model
 from .report import LayerReport, human_bytes, layer_sizes
+from .rewriting import describe
 
 _DATA_TYPES = {int(dtype): dtype for dtype in ir.DataType}
 

@@ -68,7 +68,7 @@ class Rewriter:
             return "fused"  # it came with the layer, or with another one that shares it
         node = make_router_node(match.call, f"{where_of(match.ids.producer())}/Router", match.ids, match.weights)
         if verify:
-            verdict = verify_router(match, node, self._source.model, self._source.folder)
+            verdict = verify_router(match, node, self._source.model, self._source.folder, shapes=self._found.shapes)
             if verdict.state != "verified":
                 return f"as the graph computes it: verification {verdict.state}: {verdict.detail}"
         self._make_unique(node)

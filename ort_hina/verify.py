@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .graph_passes.moe_layer import MoELayer
 from .graph_passes.domain import DOMAIN, OPSET
+from .graph_passes.moe_layer import MoELayer
 from .graph_passes.moe_node import Replacement
 
 # float: two sums of the same n ≤ 20,000 products in another order differ by about eps·√n ≈ 8e-6 of their scale, in each
@@ -61,9 +61,7 @@ def tolerance(dtype: ir.DataType, k: int) -> float:
     return ROUNDED_SCALE * (ROUNDED_STEPS + k) * float(ml_dtypes.finfo(dtype.numpy()).eps) / 2
 
 
-def verify_layer(
-    layer: MoELayer, replacement: Replacement, source: ir.Model, folder: Path, *, seed: int = 0
-) -> Verdict:
+def verify_layer(layer: MoELayer, replacement: Replacement, source: ir.Model, folder: Path, *, seed: int = 0) -> Verdict:
     """Compares `layer` with `replacement`.
 
     Args:

@@ -46,9 +46,12 @@ class _Case:
     """Of the logits and, if the bias is computed, of the bias: the inputs."""
     tables: tuple[ir.Value, ...]
     """What TopK chooses from, and what it was before groups were masked, if they are."""
+    shapes: Shapes
 
 
-def verify_router(match: RouterMatch, node: ir.Node, source: ir.Model, folder: Path, *, seed: int = 0) -> Verdict:
+def verify_router(
+    match: RouterMatch, node: ir.Node, source: ir.Model, folder: Path, *, shapes: Shapes | None = None, seed: int = 0
+) -> Verdict:
     """Compares `match`, still in its graph, with `node`.
 
     Args:
@@ -56,6 +59,7 @@ def verify_router(match: RouterMatch, node: ir.Node, source: ir.Model, folder: P
         node: the node ort_hina::Router, not in any graph.
         source: the model of the router, for its opsets.
         folder: where the locations of external data are looked up (they have been checked).
+        shapes: what is known of the graph's shapes; of a graph that was changed behind the router it has to be given.
         seed: of the random logits.
 
     Returns:
@@ -66,7 +70,7 @@ def verify_router(match: RouterMatch, node: ir.Node, source: ir.Model, folder: P
     """
     began = time.perf_counter()
     try:
-        result = _compare(_case(match, source, folder), node, seed)
+        result = _compare(_case(match, source, folder, shapes or Shapes()), node, seed)
     except _CannotRun as error:
         result = Comparison("not run", detail=f"ONNX Runtime cannot run the original on this machine: {error}")
     return Verdict(result.state, result.difference, result.tolerance, time.perf_counter() - began, result.detail)
@@ -93,15 +97,15 @@ def _compare(case: _Case, node: ir.Node, seed: int) -> Comparison:
     return one if one.state == "failed" and many.state != "failed" else many
 
 
-def _case(match: RouterMatch, source: ir.Model, folder: Path) -> _Case:
-    reader = Reader(Shapes())
+def _case(match: RouterMatch, source: ir.Model, folder: Path, shapes: Shapes) -> _Case:
+    reader = Reader(shapes)
     logits, bias = match.call.logits, match.call.bias
     experts, rank = reader.columns(logits), reader.shapes.rank(logits)
     inputs = [logits] if bias is None or bias.const_value is not None else [logits, bias]
     types = {value: reader.dtype(value) for value in inputs}
     if experts is None or rank is None or None in types.values():
         raise _CannotRun("the number of experts or the type of the logits could not be worked out")
-    return _Case(match, source, folder, experts, rank, types, _tables(match, reader))
+    return _Case(match, source, folder, experts, rank, types, _tables(match, reader), shapes)
 
 
 def _tables(match: RouterMatch, reader: Reader) -> tuple[ir.Value, ...]:
@@ -162,13 +166,12 @@ def _constant(value: ir.Value, folder: Path) -> onnx.TensorProto:
 def _onlooked(case: _Case, nodes: list[ir.Node], rows: int) -> dict[str, np.ndarray]:
     """Zeros for the values outside of the router of which it reads nothing but the shape: as many rows as the logits."""
     inside = {output for node in nodes for output in node.outputs} | set(case.types)
-    shapes = Shapes()
     feeds = {}
     for node in nodes:
         for value in node.inputs:
             if value is None or value in inside or value.is_initializer():
                 continue
-            shape = shapes.shape(value)
+            shape = case.shapes.shape(value)
             if node.op_type != "Shape" or not shape:
                 raise _CannotRun(f"{node.op_type} {node.name!r} reads {value.name!r}, which lies outside of the router")
             lead = (1,) * (len(shape) - 2) + (rows,)

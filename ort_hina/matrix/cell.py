@@ -15,7 +15,14 @@ from ..library import register
 from ..models.comparison import ROUNDING, differences, scale
 from ..models.export_folder import Exported
 from ..models.families import expert_sizes
-from ..models.onnx_cases import Answers, CannotRun, open_session, run_block, run_model, state_sizes
+from ..models.onnx_cases import (
+    Answers,
+    CannotRun,
+    open_session,
+    run_block,
+    run_model,
+    state_sizes,
+)
 from ..report import FusionReport
 
 State = Literal["right", "refused", "export wrong", "not exported", "WRONG"]

@@ -80,7 +80,9 @@ def test_uneven_split():
     check(model(("Split", [[1, 3]], {"axis": 2}), output=1, outputs=2))
 
 
-@given(st.lists(st.sampled_from(["Transpose", "Slice", "Gather", "Unsqueeze"]), max_size=5), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.sampled_from(["Transpose", "Slice", "Gather", "Unsqueeze"]), max_size=5), st.randoms(use_true_random=False)
+)
 @settings(max_examples=60, deadline=None)
 def test_any_chain(operators, random):
     shape, steps = list(STACK.shape), []

@@ -184,7 +184,9 @@ def _compare(entry, *sessions):
         assert (rows > TOLERANCE[entry["dtype"]]).sum() <= ties, (key, np.sort(rows.ravel())[-3:])
 
 
-@pytest.mark.parametrize("name", ["mixtral-torch_dynamo", "mixtral-transformers_onnx", "gpt_oss-optimum", "olmoe-optimum_custom"])
+@pytest.mark.parametrize(
+    "name", ["mixtral-torch_dynamo", "mixtral-transformers_onnx", "gpt_oss-optimum", "olmoe-optimum_custom"]
+)
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 2), (3, 33), (2, 128)])
 def test_no_size_is_baked_in(name, batch, length, tmp_path):
     """Field report X03: a file that ran with the token count of its export alone."""

@@ -6,7 +6,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from support.looped_graph import SPELLINGS, LoopedGraph, Spelling, looped_model, spelling_name
+from support.looped_graph import (
+    SPELLINGS,
+    LoopedGraph,
+    Spelling,
+    looped_model,
+    spelling_name,
+)
 
 from ort_hina.graph_passes import routed_moe
 from ort_hina.graph_passes.moe_layer import MoELayer, Refused

@@ -11,7 +11,11 @@ from support.sessions import session
 
 from ort_hina.graph_passes.cleanup import remove_unused
 from ort_hina.graph_passes.router_match import match_router
-from ort_hina.graph_passes.router_node import is_router_node, make_router_node, put_router_node
+from ort_hina.graph_passes.router_node import (
+    is_router_node,
+    make_router_node,
+    put_router_node,
+)
 from ort_hina.graph_passes.shapes import Shapes
 
 

@@ -17,7 +17,11 @@ from ort_hina.matrix.cells import QUICK, cells
 from ort_hina.matrix.report import Matrix, line
 from ort_hina.models.export_folder import NO_ENVIRONMENT, Export, Exported, export_all
 from ort_hina.models.onnx_cases import open_session, run_block
-from ort_hina.models.reference_folder import Reference, compute_references, read_reference
+from ort_hina.models.reference_folder import (
+    Reference,
+    compute_references,
+    read_reference,
+)
 from tests.support import fixtures
 
 
