@@ -49,7 +49,7 @@ def compute_references(references: Iterable[Reference], directory: Path) -> dict
                 answers[reference] = directory / reference.name
                 if not answers[reference].exists():
                     missing.append(reference)
-        if separate and missing and exporters_python() is None:
+        if separate and exporters_python() is None:
             answers |= dict.fromkeys(missing, NO_ENVIRONMENT)
             continue
         jobs = [_job(reference, directory / reference.name) for reference in missing]

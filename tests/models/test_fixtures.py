@@ -6,9 +6,9 @@ import gzip
 
 import numpy as np
 import pytest
+from support import fixtures
 
 from ort_hina.models.onnx_cases import open_session, run_block
-from tests.support import fixtures
 
 # Small ones, to keep the test quick; the fusion tests run them all.
 RUN = ["llama4_text-block_dynamo", "deepseek_v2-block_torchscript", "jamba-block_torchscript"]

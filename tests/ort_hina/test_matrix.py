@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from support import fixtures
 
 from ort_hina.cli import main
 from ort_hina.errors import OrtHinaError
@@ -22,7 +23,6 @@ from ort_hina.models.reference_folder import (
     compute_references,
     read_reference,
 )
-from tests.support import fixtures
 
 
 def _exported(fixture: str, directory: Path) -> Exported:
