@@ -7,7 +7,6 @@ the weights: both refer to the data file, so the memory needed is that of the pa
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import onnx_ir as ir
 from .graph_passes.domain import DOMAIN, OPSET
 from .graph_passes.moe_layer import MoELayer
 from .graph_passes.moe_node import Replacement
+from .run_alone import CannotRun, run_alone, stored_constant
 
 # float: two sums of the same n ≤ 20,000 products in another order differ by about eps·√n ≈ 8e-6 of their scale, in each
 # of two matrix products in a row. 1e-4 leaves room for a cancelling row; the smallest mistake, one expert of k wrong for
@@ -78,16 +78,21 @@ def verify_layer(layer: MoELayer, replacement: Replacement, source: ir.Model, fo
     limit = tolerance(layer.dtype, layer.k)
     feeds = _random_inputs(layer, seed)
     try:
-        expected = _run(_original_model(layer, feeds, source, folder), feeds, with_library=False)
-    except _CannotRun as error:
+        expected = _answer(_original_model(layer, feeds, source, folder), feeds)
+    except CannotRun as error:
         detail = f"ONNX Runtime cannot run the original on this machine: {error}"
         return Verdict("not run", None, limit, time.perf_counter() - began, detail)
     try:
-        found = _run(_replacement_model(layer, replacement, feeds, source, folder), feeds, with_library=True)
-    except _CannotRun as error:
+        found = _answer(_replacement_model(layer, replacement, feeds, source, folder), feeds)
+    except CannotRun as error:
         return Verdict("failed", None, limit, time.perf_counter() - began, f"the fused node does not run: {error}")
     state, difference, detail = _compare(expected, found, limit)
     return Verdict(state, difference, limit, time.perf_counter() - began, detail)
+
+
+def _answer(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    (output,) = run_alone(model, feeds)
+    return output.astype(np.float64)
 
 
 def _compare(expected: np.ndarray, found: np.ndarray, limit: float) -> tuple[str, float | None, str]:
@@ -141,16 +146,16 @@ def _element(layer: MoELayer, which: int) -> np.dtype:
 def _original_model(layer: MoELayer, feeds: dict[str, np.ndarray], source: ir.Model, folder: Path) -> onnx.ModelProto:
     used = {value for node in layer.nodes for value in node.inputs if value is not None}
     nodes = [ir.serde.serialize_node(node) for node in layer.nodes]
-    constants = [_constant(value.const_value, folder) for value in used if value.is_initializer()]
+    constants = [stored_constant(value, folder) for value in used if value.is_initializer()]
     return _model(layer, nodes, constants, feeds, {value.name for value in used}, source)
 
 
 def _replacement_model(
     layer: MoELayer, replacement: Replacement, feeds: dict[str, np.ndarray], source: ir.Model, folder: Path
 ) -> onnx.ModelProto:
-    constants = [_constant(value.const_value, folder) for value in replacement.windows]
+    constants = [stored_constant(value, folder) for value in replacement.windows]
     used = {value.name for node in replacement.nodes for value in node.inputs if value is not None}
-    constants += [_constant(value.const_value, folder) for value in _other_constants(replacement)]
+    constants += [stored_constant(value, folder) for value in _other_constants(replacement)]
     model = _model(layer, [ir.serde.serialize_node(node) for node in replacement.nodes], constants, feeds, used, source)
     if not any(opset.domain == DOMAIN for opset in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, OPSET))
@@ -161,16 +166,6 @@ def _other_constants(replacement: Replacement) -> list[ir.Value]:
     """Initializers besides the windows: the bias of a router."""
     operands = [value for node in replacement.nodes for value in node.inputs if value is not None]
     return [value for value in operands if value.is_initializer() and value not in replacement.windows]
-
-
-def _constant(tensor: ir.TensorProtocol, folder: Path) -> onnx.TensorProto:
-    """External data by its real path, from the root: ONNX Runtime refuses links that lead out of a model's folder, and
-    whether these may has been judged when the model was read."""
-    proto = ir.serde.serialize_tensor(tensor)
-    for entry in proto.external_data:
-        if entry.key == "location":
-            entry.value = os.path.relpath((folder / entry.value).resolve(), os.sep)
-    return proto
 
 
 def _model(
@@ -207,32 +202,3 @@ def _open_shape(array: np.ndarray) -> list[str | int]:
 
 def _output_type(layer: MoELayer) -> ir.DataType:
     return layer.dtypes[0] or layer.dtype
-
-
-class _CannotRun(Exception):
-    """What ONNX Runtime says about a model that it cannot create a session for, or run."""
-
-
-def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], *, with_library: bool) -> np.ndarray:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    # The graph as it is: optimising thousands of nodes takes longer than running them once, and prepacking would copy
-    # the weights.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.sep)
-    if with_library:
-        from .library import register
-
-        register(options)
-    try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        wanted = {value.name for value in session.get_inputs()}
-        (output,) = session.run(None, {name: array for name, array in feeds.items() if name in wanted})
-    except Exception as error:  # onnxruntime's own exception types have no public common base
-        raise _CannotRun(str(error)) from error
-    return output.astype(np.float64)

@@ -5,7 +5,6 @@ Both run in ONNX Runtime, each as a model of its own; `router_comparison` judges
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from .graph_passes.router_expressions import Reader, is_output_of
 from .graph_passes.router_match import RouterMatch
 from .graph_passes.shapes import Shapes
 from .router_comparison import Comparison, Routes, compare_routes, router_rows
+from .run_alone import CannotRun, run_alone, stored_constant
 from .verify import Verdict
 
 SMALLEST_SCORE = np.float32(2.0**-6)
@@ -27,10 +27,6 @@ SMALLEST_SCORE = np.float32(2.0**-6)
 # Of values whose type ONNX Runtime's Python interface cannot pass (bfloat16), and of all others alike: they enter and
 # leave as float32, which loses nothing.
 _AS_FLOAT = ".as_float"
-
-
-class _CannotRun(Exception):
-    """What ONNX Runtime says about a model that it cannot create a session for, or run."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def verify_router(
     began = time.perf_counter()
     try:
         result = _compare(_case(match, source, folder, shapes or Shapes()), node, seed)
-    except _CannotRun as error:
+    except CannotRun as error:
         result = Comparison("not run", detail=f"ONNX Runtime cannot run the original on this machine: {error}")
     return Verdict(result.state, result.difference, result.tolerance, time.perf_counter() - began, result.detail)
 
@@ -89,7 +85,7 @@ def _compare(case: _Case, node: ir.Node, seed: int) -> Comparison:
     for part in (rows, rows[:1]):
         try:
             found = _replacement(case, node, part, bias)
-        except _CannotRun as error:
+        except CannotRun as error:
             return Comparison("failed", detail=f"the fused node does not run: {error}")
         stored = part.astype(case.types[case.match.call.logits].numpy()).astype(np.float64)
         results.append(compare_routes(spec, stored, expected.first(len(part)), *found))
@@ -104,7 +100,7 @@ def _case(match: RouterMatch, source: ir.Model, folder: Path, shapes: Shapes) ->
     inputs = [logits] if bias is None or bias.const_value is not None else [logits, bias]
     types = {value: reader.dtype(value) for value in inputs}
     if experts is None or rank is None or None in types.values():
-        raise _CannotRun("the number of experts or the type of the logits could not be worked out")
+        raise CannotRun("the number of experts or the type of the logits could not be worked out")
     return _Case(match, source, folder, experts, rank, types, _tables(match, reader), shapes)
 
 
@@ -131,7 +127,7 @@ def _original(case: _Case, rows: np.ndarray, bias: np.ndarray) -> Routes:
     nodes = router_nodes((match.ids, match.weights), case.types)
     feeds = _inputs(case, rows, bias) | _onlooked(case, nodes, len(rows))
     used = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None and value.is_initializer())
-    constants = [_constant(value, case.folder) for value in used if value not in case.types]
+    constants = [stored_constant(value, case.folder) for value in used if value not in case.types]
     ids, weights, *tables = _run(case, nodes, constants, feeds, (match.ids, match.weights, *case.tables))
     table, unmasked = ([array.reshape(len(rows), case.experts) for array in tables] + [None, None])[:2]
     k = match.call.spec.k
@@ -148,19 +144,9 @@ def _stored_bias(case: _Case, random: np.ndarray) -> np.ndarray | None:
 
 def _replacement(case: _Case, node: ir.Node, rows: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     stored = case.match.call.bias
-    constants = [] if stored is None or stored in case.types else [_constant(stored, case.folder)]
+    constants = [] if stored is None or stored in case.types else [stored_constant(stored, case.folder)]
     ids, weights = _run(case, [node], constants, _inputs(case, rows, bias), node.outputs)
     return ids.reshape(-1, ids.shape[-1]), weights.reshape(-1, weights.shape[-1])
-
-
-def _constant(value: ir.Value, folder: Path) -> onnx.TensorProto:
-    """External data by its real path, from the root: its place has been checked when the model was read."""
-    proto = ir.serde.serialize_tensor(value.const_value)
-    proto.name = value.name
-    for entry in proto.external_data:
-        if entry.key == "location":
-            entry.value = os.path.relpath((folder / entry.value).resolve(), os.sep)
-    return proto
 
 
 def _onlooked(case: _Case, nodes: list[ir.Node], rows: int) -> dict[str, np.ndarray]:
@@ -173,7 +159,7 @@ def _onlooked(case: _Case, nodes: list[ir.Node], rows: int) -> dict[str, np.ndar
                 continue
             shape = case.shapes.shape(value)
             if node.op_type != "Shape" or not shape:
-                raise _CannotRun(f"{node.op_type} {node.name!r} reads {value.name!r}, which lies outside of the router")
+                raise CannotRun(f"{node.op_type} {node.name!r} reads {value.name!r}, which lies outside of the router")
             lead = (1,) * (len(shape) - 2) + (rows,)
             feeds[value.name] = np.zeros((*lead, shape[-1].constant or 1)[: len(shape)], np.float32)
     return feeds
@@ -182,25 +168,7 @@ def _onlooked(case: _Case, nodes: list[ir.Node], rows: int) -> dict[str, np.ndar
 def _run(
     case: _Case, nodes: list[ir.Node], constants: list[onnx.TensorProto], feeds: dict[str, np.ndarray], outputs
 ) -> list[np.ndarray]:
-    import onnxruntime
-
-    from .library import register
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    # The graph as it is.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.sep)
-    if any(node.domain == DOMAIN for node in nodes):
-        register(options)
-    model = _model(case, [ir.serde.serialize_node(node) for node in nodes], constants, feeds, outputs)
-    try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return session.run(None, feeds)
-    except Exception as error:  # onnxruntime's own exception types have no public common base
-        raise _CannotRun(str(error)) from error
+    return run_alone(_model(case, [ir.serde.serialize_node(node) for node in nodes], constants, feeds, outputs), feeds)
 
 
 def _model(
