@@ -8,7 +8,7 @@ import onnx_ir as ir
 from .axes import sizes
 from .constants import is_standard
 from .meanings import Every, Expert, Gated, PartialSum, Rows, Tokens, Vector
-from .moe_layer import MoELayer
+from .moe_layer import MoELayer, Refused
 from .recogniser import Recogniser
 from .routed_moe import NotFusable, check_expert, check_private, tokens_like
 from .slices import inner_nodes, where_of
@@ -17,13 +17,21 @@ from .slices import inner_nodes, where_of
 _VIEWS = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Expand", "Tile", "Transpose"})
 
 
-def find(graph: ir.Graph, recogniser: Recogniser) -> list[MoELayer]:
-    """Every such network of `graph` that is understood as a whole, in order."""
+def find(graph: ir.Graph, recogniser: Recogniser) -> list[MoELayer | Refused]:
+    """Every such network of `graph`, in order: understood as a whole, or refused with the reason."""
     order = {node: place for place, node in enumerate(graph)}
     outputs = [(value, rows) for value, rows in recogniser.values(Rows) if _is_network(value, rows)]
     outputs = [(value, rows) for value, rows in outputs if not _goes_on(value, recogniser)]
-    layers = [_layer(value, rows, recogniser, order) for value, rows in outputs]
-    return sorted((layer for layer in layers if layer is not None), key=lambda layer: order[layer.output.producer()])
+    outputs.sort(key=lambda output: order[output[0].producer()])
+    return [_checked(value, rows, recogniser, order) for value, rows in outputs]
+
+
+def _checked(value: ir.Value, rows: Rows, recogniser: Recogniser, order: dict[ir.Node, int]) -> MoELayer | Refused:
+    try:
+        return _layer(value, rows, recogniser, order)
+    except NotFusable as refused:
+        node = value.producer()
+        return Refused(where_of(node), f"{refused} ({node.op_type} {node.name!r})", node.name or node.op_type, 1, None, None)
 
 
 def _is_network(value: ir.Value, rows: Rows) -> bool:
@@ -40,19 +48,16 @@ def _goes_on(value: ir.Value, recogniser: Recogniser) -> bool:
     return isinstance(later, Rows) and _is_network(first.outputs[0], later)
 
 
-def _layer(network: ir.Value, rows: Rows, recogniser: Recogniser, order: dict[ir.Node, int]) -> MoELayer | None:
+def _layer(network: ir.Value, rows: Rows, recogniser: Recogniser, order: dict[ir.Node, int]) -> MoELayer:
     output, addend = _with_addend(network, rows, recogniser)
     at = output.producer()
     expert = rows.form.expert if isinstance(rows.form, Gated) else rows.form
     x = tokens_like(rows.axes, rows.source, recogniser, order, at)
     nodes, onlooked = inner_nodes(output, {rows.source, addend}, order)
-    try:
-        check_expert(expert, at)
-        check_private(recogniser, nodes, output, private=_is_inside)
-    except NotFusable:
-        return None
+    check_expert(expert, at)
+    check_private(recogniser, nodes, output, private=_is_inside)
     if x is None or onlooked:
-        return None
+        raise NotFusable("its output is not proved to have the shape of the tokens", at)
     return MoELayer(
         where_of(network.producer()),
         x,

@@ -20,7 +20,7 @@ class Found:
 
     routed: list[MoELayer | Refused]
     """Layers with a router, in order: understood by one of the fusions, or refused with the reason."""
-    always_on: list[MoELayer] = field(default_factory=list)
+    always_on: list[MoELayer | Refused] = field(default_factory=list)
     """Shared experts and dense layers, in order."""
     routers: dict[tuple[ir.Value, ir.Value], RouterMatch | str] = field(default_factory=dict)
     """By the ids and weights of a layer: its router, or why that stays as it is."""

@@ -101,7 +101,9 @@ def _fuse(
         shared = place >= len(found.routed)
         if shared and not report.fused:
             break  # in a model without routed layers dense ones are none of our business
-        (report.shared if shared else report.layers).append(rewriter.fuse(layer, place in sampled))
+        done = rewriter.fuse(layer, place in sampled)
+        done.shared = shared
+        (report.shared if shared else report.layers).append(done)
         progress(place + 1, len(layers))
     if report.fused:
         remove_unused(graph)

@@ -18,8 +18,8 @@ class LayerReport:
     """Why it was not fused."""
     experts_found: int
     num_experts: int | None
-    """How many experts the router chooses from."""
-    k: int
+    """How many experts the router chooses from; None: unknown, or there is no router."""
+    k: int | None
     hidden_size: int | None = None
     intermediate_size: int | None = None
     activation: str | None = None

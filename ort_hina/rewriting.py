@@ -129,6 +129,5 @@ def describe(layer: MoELayer | Refused) -> LayerReport:
         bytes_referenced=sum(tensor.nbytes for tensor in tensors.values()),
         nodes=len(layer.nodes),
         pattern=layer.pattern,
-        shared=not layer.is_routed,
         missing_experts=layer.missing,
     )
