@@ -152,6 +152,8 @@ def _fault(cell: Cell, report: FusionReport, original: _Run, fused: _Run) -> str
         if layer.fused and layer.experts_found < experts:
             return f"{layer.where} was fused with {layer.experts_found} of {experts} experts"
     allowed = ROUNDING.get(cell.dtype, ROUNDING["fp32"])
+    if not fused.answers:
+        return None  # neither file runs at all
     if cell.fused_against_export is None:
         if cell.fused_against_pytorch is not None and cell.fused_against_pytorch <= allowed:
             return None

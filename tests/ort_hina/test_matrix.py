@@ -131,6 +131,13 @@ def test_where_only_the_fused_file_runs_pytorch_decides(tmp_path, monkeypatch):
         assert judge(exported, reference).state == state
 
 
+def test_where_neither_file_runs_the_export_is_wrong(tmp_path, monkeypatch):
+    exported = _exported("llama4_text-block_torchscript", tmp_path)
+    monkeypatch.setattr(cell_module, "run_block", lambda session: ({}, {"block B1S1": "Split"}))
+    cell = judge(exported, None)
+    assert cell.state == "export wrong" and "it does not run in block B1S1 (Split)" in cell.detail
+
+
 def test_layers_fused_with_lost_experts_are_called_wrong(tmp_path, monkeypatch):
     fuse = cell_module.fuse
     monkeypatch.setattr(cell_module, "fuse", lambda model, output: fuse(model, output, allow_lost_experts=True))
