@@ -48,6 +48,8 @@ def scatter_weights(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
         return None
     if attribute(node, "reduction", "none") != "none" or not routing.distinct:
         raise Refusal("routing weights are scattered by ids that may repeat, or with a reduction")
+    if not recogniser.shapes.dims.same(base[0], ids.axes[0].size):
+        raise Refusal("routing weights are scattered into a table that is not proved to have one row for each token")
     experts = base[1].constant
     if experts is None or routing.num_experts not in (None, experts):
         raise Refusal(

@@ -26,7 +26,7 @@ def gather_constants(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     view = recogniser.constant(node.inputs[0])
     if view is None or len(view.shape) < 2:
         return None
-    if index is None and node.op_type == "GatherND":
+    if index is None and node.op_type == "GatherND" and len(view.shape) > 2:
         index = _free_ids(recogniser, node.inputs[1], view.shape[0])
     if isinstance(index, Ids):
         selection = Pairs(index.routing)

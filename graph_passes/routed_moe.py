@@ -153,6 +153,8 @@ def _layer(
     known = [expert for expert in experts if expert is not None]
     _check_alike(known, at)
     check_expert(known[0], at)
+    for expert in known[1:]:
+        _check_layout(expert, at)
     if candidate.k > len(experts):
         raise NotFusable(f"the router chooses {candidate.k} of {len(experts)} experts", candidate.node)
     x = tokens_like(total.axes, first.source, recogniser, order, at)

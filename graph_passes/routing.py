@@ -157,6 +157,8 @@ def scatter_ones(recogniser: Recogniser, node: ir.Node) -> Meaning | None:
     base = recogniser.shapes.shape(node.inputs[0])
     if base is None or len(base) != 2 or attribute(node, "axis", 0) not in (1, -1):
         return None
+    if not recogniser.shapes.dims.same(base[0], ids.axes[0].size):
+        return None
     if (fill_of(node.inputs[0]), fill_of(node.inputs[2]), attribute(node, "reduction", "none")) != (0, 1, "none"):
         return None
     experts = base[1].constant

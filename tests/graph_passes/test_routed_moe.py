@@ -363,3 +363,39 @@ def test_gate_and_up_in_different_layouts():
     """The operator has one layout for both, so fusing would write a file that no session accepts."""
     layer = found(UpTransposed(Spelling()).model())
     assert isinstance(layer, Refused) and "the gate and up matrices differ in type or layout" in layer.reason
+
+
+class Interleaved(LoopedGraph):
+    """Gate and up in alternating columns of one matrix; of the experts in `exchanged`, up comes first."""
+
+    exchanged: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.number = -1
+
+    def expert(self, features: str) -> str:
+        s = self.spelling
+        self.number += 1
+        both = self.op("MatMul", features, self.weight(s.hidden, 2 * s.inter))
+        even, odd = (
+            self.op("Slice", both, self.const([first]), self.const([2**63 - 1]), self.const([1]), self.const([2]))
+            for first in (0, 1)
+        )
+        gate, up = (odd, even) if self.number in self.exchanged else (even, odd)
+        return self.linear(self.op("Mul", self.activate(gate), up), s.inter, s.hidden)
+
+
+def test_interleaved_columns():
+    layer = found(Interleaved(Spelling(experts=3)).model())
+    assert isinstance(layer, MoELayer)
+    gate, up = layer.experts[1].gate.matrix, layer.experts[1].up.matrix
+    assert gate.strides == up.strides == (24, 2) and (gate.offset, up.offset) == (0, 1)
+
+
+@pytest.mark.parametrize("exchanged", [(1,), (0, 1, 2)])
+def test_columns_that_no_kernel_reads(exchanged):
+    builder = Interleaved(Spelling(experts=3))
+    builder.exchanged = exchanged
+    layer = found(builder.model())
+    assert isinstance(layer, Refused) and "stored with strides (24, 2), which no kernel reads" in layer.reason
