@@ -21,7 +21,8 @@ def refused_if_lost(layer: MoELayer | Refused) -> MoELayer | Refused:
         return layer
     return Refused(
         layer.where,
-        f"{lost_text(layer)}; export the model again with other inputs, or fuse it as it is with allow_lost_experts",
+        f"{lost_text(layer)}; export the model again with other inputs, or fuse it as it is with --allow-lost-experts "
+        "(allow_lost_experts=True)",
         layer.output.producer().name or "",
         layer.num_experts - len(layer.missing),
         layer.num_experts,
