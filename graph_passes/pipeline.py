@@ -53,14 +53,20 @@ def _router(layer: MoELayer, shapes: Shapes) -> RouterMatch | str:
         return str(refusal)
 
 
-def hints(graph: ir.Graph) -> list[str]:
-    """What may be worth knowing about a graph in which no layer was found."""
+def hints(model: ir.Model) -> list[str]:
+    """What may be worth knowing about a model in which no layer was found."""
+    graph = model.graph
     fused = sum(is_moe_node(node) for node in graph)
     if fused:
         return [f"the model holds {fused} mixture-of-experts layers that are fused already"]
+    found = []
     choices = sum(node.op_type == "TopK" for node in graph)
     if choices:
-        return [
-            f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here"
-        ]
-    return []
+        found.append(f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here")
+    inside = sum(node.op_type == "TopK" for node in graph.all_nodes()) - choices
+    if inside:
+        found.append(f"{inside} TopK nodes lie in branches or loops (If, Loop, Scan), which are not looked into")
+    if model.functions:
+        names = ", ".join(sorted({name for _, name, _ in model.functions})[:3])
+        found.append(f"the model calls functions of its own ({names}, ...), which are not looked into: onnx.inliner inlines them")
+    return found

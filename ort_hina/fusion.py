@@ -92,7 +92,7 @@ def _fuse(
         os.fspath(source.path), None, [], before, before, 0.0, config_warnings(source.folder, found.routed)
     )
     if not found.routed:
-        report.warnings += pipeline.hints(graph)
+        report.warnings += pipeline.hints(source.model)
     layers = [*found.routed, *found.always_on]
     sampled = _sampled([place for place, layer in enumerate(layers) if isinstance(layer, MoELayer)], verify)
     rewriter = Rewriter(source, found, allow_lost_experts, report.warnings)
