@@ -170,6 +170,8 @@ def write_fixture(model: onnx.ModelProto, file: Path) -> int:
 def _strip_notes(model: onnx.ModelProto) -> None:
     """Stack traces of the exporter: they are large, and tell of the machine that exported."""
     del model.metadata_props[:]
+    if model.producer_name == "onnxruntime-genai":  # adds the commit of whatever repository it is run in
+        model.producer_version = model.producer_version.partition("+")[0]
     for graph in (model.graph, *model.functions):
         del graph.metadata_props[:]
         for node in graph.node:

@@ -53,3 +53,8 @@ def test_a_fixture_runs(name, tmp_path):
 def test_weights_lie_beside_the_model(tmp_path):
     path = fixtures.write("llama4_text-block_dynamo", tmp_path)
     assert (tmp_path / "model.onnx_data").stat().st_size > 10 * path.stat().st_size
+
+
+def test_no_commit_of_the_exporting_checkout_is_left():
+    versions = {fixtures.load(name).producer_version for name in fixtures.names(exporter="genai")}
+    assert versions and not any("+" in version for version in versions)
