@@ -1,6 +1,7 @@
 // The contract of every kernel: no allocation, no threads, no state; pointers need no alignment unless it is said; nothing
 // outside the described elements is read or written.
 #pragma once
+#include "kernels/attention.h"
 #include "kernels/route.h"
 #include "kernels/types.h"
 
@@ -148,6 +149,7 @@ struct VectorOps {
   // sum[i] = Σ_c parts[c*distance + i]
   void (*sum_chunks)(const float* parts, size_t chunks, size_t distance, size_t n, float* sum);
   void (*route)(const RouteArgs&, const RoutingRule&);
+  void (*attend)(const AttendArgs&);
   // As many f32 multiply-adds as the registers can keep in flight, `rounds` times; returns how many operations that were
   // (a multiply-add is two). The yardstick for arithmetic.
   double (*multiply_adds)(size_t rounds);

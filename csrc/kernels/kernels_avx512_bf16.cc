@@ -17,6 +17,7 @@ constexpr Isa kIsa = Isa::kAvx512Bf16;
 #include "kernels/weight_load.inl"
 #include "kernels/vector_ops.inl"
 #include "kernels/route.inl"
+#include "kernels/attention.inl"
 #include "kernels/fetch_ahead.inl"
 #include "kernels/bf16_weights.inl"
 #include "kernels/bf16_nk.inl"
@@ -47,8 +48,8 @@ const MatmulKernel kKernels[] = {
     ORT_HINA_ROWS(DataType::kF32, "f32"),
 };
 
-const VectorOps kOps = {kIsa,    activate,    activate_lanes, pack,           combine,
-                        widen,   sum_chunks,  route,          multiply_adds,  bf16_multiply_adds};
+const VectorOps kOps = {kIsa,       activate, activate_lanes, pack,          combine,           widen,
+                        sum_chunks, route,    attend,         multiply_adds, bf16_multiply_adds};
 
 }  // namespace
 

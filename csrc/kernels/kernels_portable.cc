@@ -21,6 +21,7 @@ constexpr Isa kIsa = Isa::kPortable;
 #include "kernels/matmul_stream.inl"
 #include "kernels/vector_ops.inl"
 #include "kernels/route.inl"
+#include "kernels/attention.inl"
 
 // Cycles for an element (see Cost): {a pass over the weights, a token, tokens of a pass}, in units of one vector multiply-add.
 // From runs of each kernel over m = 1…240, and of the whole operator on cold weights where two of them are close.

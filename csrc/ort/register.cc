@@ -3,6 +3,7 @@
 #include <list>
 #include <mutex>
 
+#include "ort/attention_op.h"
 #include "ort/moe_op.h"
 #include "ort/router_op.h"
 #include "runtime/cpu.h"
@@ -22,6 +23,7 @@ struct Registration {
   Ort::CustomOpDomain domain{kDomain};
   std::list<MoeOp> moe;
   std::list<RouterOp> router;
+  std::list<AttentionOp> attention;
 };
 
 std::string config_entry(const OrtSessionOptions* options, const char* key) {
@@ -72,6 +74,7 @@ void register_ops(OrtSessionOptions* options, const std::string& version) {
                     ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16}) {
     registration.domain.Add(&registration.moe.emplace_back(type, settings, infers_shapes));
     registration.domain.Add(&registration.router.emplace_back(type, settings));
+    registration.domain.Add(&registration.attention.emplace_back(type, settings));
   }
   Ort::ThrowOnError(Ort::GetApi().AddCustomOpDomain(options, registration.domain));
 }

@@ -14,6 +14,7 @@ namespace ort_hina::python {
 
 namespace py = pybind11;
 
+void bind_attention(py::module_& m);
 void bind_moe(py::module_& m);
 void bind_router(py::module_& m);
 void bind_kernels(py::module_& m);

@@ -57,6 +57,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("chosen_isa", &chosen_isa,
         "The level that operators use, and why. ValueError where ORT_HINA_ISA names one that is unknown or lacking.");
   m.def("usable_threads", &ort_hina::runtime::usable_threads, "Threads that this process may run on at once.");
+  bind_attention(m);
   bind_moe(m);
   bind_router(m);
   bind_kernels(m);

@@ -1,0 +1,45 @@
+// What attention computes of a block of query rows, and the contract of its kernel.
+#pragma once
+#include "kernels/types.h"
+
+namespace ort_hina::kernels {
+
+// Keys whose scores are held at once: with as many values of 512 elements in f32 they stay in L2.
+constexpr size_t kAttentionKeys = 64;
+// Query rows are padded with zeros to a multiple of this, so that they are read in whole vectors at every level.
+constexpr size_t kAttentionPadding = 16;
+constexpr size_t padded_head(size_t size) { return (size + kAttentionPadding - 1) / kAttentionPadding * kAttentionPadding; }
+
+// Keys [begin, end).
+struct KeyRange {
+  size_t begin, end;
+};
+
+// What a softmax over keys has come to: Σ e^(score - most) and the same sum weighted by the values.
+struct AttentionState {
+  float* most;    // [rows]; at first -Inf
+  float* sum;     // [rows]; at first 0
+  float* values;  // [rows, ld]; at first 0
+  size_t ld;      // padded_head(value_size)
+};
+
+// Query rows against the keys of one cache; the state is carried on. A key that a row does not see is as if it were absent,
+// whatever lies there.
+struct AttendArgs {
+  const float* queries;  // [rows, padded_head(key_size)]
+  size_t rows;
+  const void* keys;    // [.., key_size]
+  const void* values;  // [.., value_size]
+  DataType type;       // of both
+  size_t key_size, value_size;
+  KeyRange range;           // the keys of this call
+  const KeyRange* visible;  // of each row
+  const void* const* bias;  // of each row, from key 0 on; null: none
+  DataType bias_type;
+  float scale;    // of the products
+  float softcap;  // 0: none
+  float* scores;  // scratch: rows × kAttentionKeys elements
+  AttentionState state;
+};
+
+}  // namespace ort_hina::kernels

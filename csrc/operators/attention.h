@@ -1,0 +1,86 @@
+// The GroupQueryAttention operator: attributes, cache, kernel, region. No ONNX Runtime types.
+#pragma once
+#include "kernels/kernel.h"
+#include "operators/rotary.h"
+#include "runtime/region.h"
+
+namespace ort_hina::operators {
+
+// As they stand in the node (docs/operators.md).
+struct AttentionAttributes {
+  int64_t num_heads = 0;
+  int64_t kv_num_heads = 0;
+  float scale = 0.0f;
+  float softcap = 0.0f;
+  int64_t local_window_size = -1;
+  int64_t causal = 1;
+  int64_t do_rotary = 0;
+  int64_t rotary_interleaved = 0;
+  int64_t smooth_softmax = -1;
+};
+
+// The same, checked.
+struct AttentionRule {
+  size_t heads = 0, kv_heads = 0;
+  float scale = 0.0f;  // 0: 1 / sqrt(key_size)
+  float softcap = 0.0f;
+  size_t window = 0;  // 0: none
+  bool causal = true;
+  bool rotary = false, rotary_interleaved = false;
+  bool smooth = false;
+
+  size_t group() const { return heads / kv_heads; }
+};
+
+// New tokens: the heads of a token beside each other, tokens `stride` elements apart.
+struct TokenRows {
+  const void* data;
+  size_t stride;
+};
+
+// One of the caches: [batch, kv_heads, length, size]. `present` may be `past` itself, of the same length: only new rows are
+// then written.
+struct Cache {
+  const void* past;  // null: none
+  void* present;
+  size_t past_length, present_length;
+  size_t size;  // of a row: the head size
+};
+
+struct AttentionInputs {
+  DataType type;  // of query, key, value, caches and output
+  size_t batch, queries;
+  TokenRows query, key, value;
+  Cache keys, values;         // lengths of both are the same
+  const int32_t* seqlens_k;   // [batch]: new and past keys, less 1
+  size_t total_length;        // total_sequence_length
+  RotaryTable rotary;
+  const int64_t* position_ids;  // [batch, queries]; null: they go on from the past
+  const void* bias;             // null: none; rows of total_length elements
+  DataType bias_type;
+  size_t bias_batch_stride, bias_head_stride;  // elements; 0: the same for all
+  const void* sink;                            // [heads]; null: none
+  DataType sink_type;
+  void* output;  // [batch, queries, heads, values.size]
+};
+
+// Holds no state of a call: run() may be entered by several threads at once.
+class Attention {
+ public:
+  // Throws std::invalid_argument where an attribute means nothing.
+  Attention(const AttentionAttributes& attributes, Isa level);
+
+  const AttentionRule& rule() const { return rule_; }
+
+  // Throws std::invalid_argument where lengths or positions do not fit. Looks at no other data, and not at the pointers.
+  void check(const AttentionInputs& inputs) const;
+
+  // Checked inputs.
+  void run(const AttentionInputs& inputs, const runtime::Pool& pool) const;
+
+ private:
+  AttentionRule rule_;
+  const kernels::VectorOps& ops_;
+};
+
+}  // namespace ort_hina::operators

@@ -1,0 +1,27 @@
+// The inputs of a GroupQueryAttention node, found, checked and measured.
+#pragma once
+#include <onnxruntime_cxx_api.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "operators/attention.h"
+
+namespace ort_hina::ort {
+
+// In order. Those from kKScale on are com.microsoft's, too, and refused.
+enum AttentionInput : size_t {
+  kQuery, kKey, kValue, kPastKey, kPastValue, kSeqlensK, kTotalSequenceLength, kCosCache, kSinCache, kPositionIds,
+  kAttentionBias, kHeadSink, kKScale, kVScale, kQNormWeight, kKNormWeight, kQuerySeqlens, kAttentionInputs
+};
+
+// "input 3 (past_key)"
+std::string attention_input_name(size_t input);
+
+// Everything but the pointers to present caches and output. Throws std::invalid_argument where a type or shape does not fit;
+// what an input is expected to be is said with the sizes that follow from those before it.
+operators::AttentionInputs read_attention_inputs(const Ort::KernelContext& context, const operators::AttentionRule& rule);
+
+}  // namespace ort_hina::ort

@@ -1,0 +1,142 @@
+#include "operators/attention.h"
+#include "python/bindings.h"
+#include "python/std_pool.h"
+
+namespace ort_hina::python {
+namespace {
+
+template <typename T>
+void take(const py::dict& values, const char* name, T* value) {
+  if (values.contains(name)) *value = values[name].cast<T>();
+}
+
+operators::AttentionAttributes attention_attributes(const py::dict& a) {
+  operators::AttentionAttributes r;
+  take(a, "num_heads", &r.num_heads);
+  take(a, "kv_num_heads", &r.kv_num_heads);
+  take(a, "scale", &r.scale);
+  take(a, "softcap", &r.softcap);
+  take(a, "local_window_size", &r.local_window_size);
+  take(a, "causal", &r.causal);
+  take(a, "do_rotary", &r.do_rotary);
+  take(a, "rotary_interleaved", &r.rotary_interleaved);
+  take(a, "smooth_softmax", &r.smooth_softmax);
+  return r;
+}
+
+size_t product(std::initializer_list<size_t> factors) {
+  size_t p = 1;
+  for (size_t f : factors) p *= f;
+  return p;
+}
+
+const void* expect_bytes(const char* name, const Bytes& array, size_t bytes) {
+  if (static_cast<size_t>(array.size()) != bytes)
+    throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(bytes) + " bytes, got " +
+                                std::to_string(array.size()));
+  return array.data();
+}
+
+// Sizes of a call, by name.
+struct Sizes {
+  explicit Sizes(const py::dict& d) {
+    take(d, "batch", &batch);
+    take(d, "queries", &queries);
+    take(d, "key_size", &key);
+    take(d, "value_size", &value);
+    take(d, "past", &past);
+    take(d, "total", &total);
+    take(d, "rotary_positions", &positions);
+    take(d, "rotary_width", &width);
+    take(d, "bias_batch", &bias_batch);
+    take(d, "bias_heads", &bias_heads);
+    if (key == 0 || value == 0) throw std::invalid_argument("key_size, value_size: expected at least 1");
+    if (2 * width > key) throw std::invalid_argument("rotary_width: expected at most half of key_size");
+  }
+  size_t batch = 1, queries = 1, key = 0, value = 0, past = 0, total = 0, positions = 0, width = 0, bias_batch = 1, bias_heads = 1;
+};
+
+// A node, ready to run.
+class NativeAttention {
+ public:
+  NativeAttention(const py::dict& attributes, const std::string& isa)
+      : attention_(attention_attributes(attributes), isa_by_name(isa)) {}
+
+  py::tuple run(const std::string& type, const py::dict& sizes, const py::dict& tensors, size_t threads, bool in_place) const {
+    if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
+    const Sizes s(sizes);
+    operators::AttentionInputs in = {};
+    in.type = data_type(type);
+    read(s, tensors, &in);
+    attention_.check(in);
+    const operators::AttentionRule& rule = attention_.rule();
+    const size_t element = size_of(in.type), rows = s.batch * rule.kv_heads * in.keys.present_length;
+    py::array_t<uint8_t> output(s.batch * s.queries * rule.heads * s.value * element);
+    py::array_t<uint8_t> keys(in_place ? 0 : rows * s.key * element), values(in_place ? 0 : rows * s.value * element);
+    if (in_place) {
+      if (s.past < s.total) throw std::invalid_argument("in_place: expected a past of at least `total` rows");
+      keys = tensors["past_key"].cast<py::array_t<uint8_t>>();
+      values = tensors["past_value"].cast<py::array_t<uint8_t>>();
+    }
+    in.keys.present = keys.mutable_data();
+    in.values.present = values.mutable_data();
+    in.output = output.mutable_data();
+    const runtime::Pool pool = {&threads, std_parallel_for, threads};
+    {
+      py::gil_scoped_release release;
+      attention_.run(in, pool);
+    }
+    return py::make_tuple(output, keys, values);
+  }
+
+ private:
+  void read(const Sizes& s, const py::dict& tensors, operators::AttentionInputs* in) const {
+    const operators::AttentionRule& rule = attention_.rule();
+    const size_t element = size_of(in->type), tokens = s.batch * s.queries, cached = s.batch * rule.kv_heads * s.past;
+    in->batch = s.batch;
+    in->queries = s.queries;
+    in->total_length = s.total;
+    const auto bytes = [&](const char* name, size_t count, size_t size) -> const void* {
+      return tensors.contains(name) ? expect_bytes(name, tensors[name].cast<Bytes>(), count * size) : nullptr;
+    };
+    const auto required = [&](const char* name, size_t count, size_t size) {
+      if (const void* data = bytes(name, count, size)) return data;
+      throw std::invalid_argument(std::string(name) + ": expected a tensor");
+    };
+    in->query = {required("query", tokens * rule.heads * s.key, element), rule.heads * s.key};
+    in->key = {required("key", tokens * rule.kv_heads * s.key, element), rule.kv_heads * s.key};
+    in->value = {required("value", tokens * rule.kv_heads * s.value, element), rule.kv_heads * s.value};
+    const size_t length = std::max(s.past, s.total);
+    in->keys = {s.past ? required("past_key", cached * s.key, element) : nullptr, nullptr, s.past, length, s.key};
+    in->values = {s.past ? required("past_value", cached * s.value, element) : nullptr, nullptr, s.past, length, s.value};
+    in->seqlens_k = static_cast<const int32_t*>(required("seqlens_k", s.batch, sizeof(int32_t)));
+    if (rule.rotary) {
+      in->rotary = {required("cos_cache", s.positions * s.width, element), required("sin_cache", s.positions * s.width, element),
+                    in->type, s.positions, s.width, rule.rotary_interleaved};
+    }
+    in->position_ids = static_cast<const int64_t*>(bytes("position_ids", tokens, sizeof(int64_t)));
+    in->bias = bytes("attention_bias", product({s.bias_batch, s.bias_heads, s.queries, s.total}), element);
+    in->bias_type = in->sink_type = in->type;
+    if ((s.bias_batch != 1 && s.bias_batch != s.batch) || (s.bias_heads != 1 && s.bias_heads != rule.heads))
+      throw std::invalid_argument("bias_batch, bias_heads: expected 1, or those of the query");
+    in->bias_head_stride = s.bias_heads == 1 ? 0 : s.queries * s.total;
+    in->bias_batch_stride = s.bias_batch == 1 ? 0 : s.bias_heads * s.queries * s.total;
+    in->sink = bytes("head_sink", rule.heads, element);
+  }
+
+  operators::Attention attention_;
+};
+
+}  // namespace
+
+void bind_attention(py::module_& m) {
+  py::class_<NativeAttention>(m, "GroupQueryAttention", "One GroupQueryAttention node (docs/operators.md).")
+      .def(py::init<const py::dict&, const std::string&>(), py::arg("attributes"), py::arg("isa") = "")
+      .def("run", &NativeAttention::run, py::arg("type"), py::arg("sizes"), py::arg("tensors"), py::arg("threads") = 1,
+           py::arg("in_place") = false,
+           "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to uint8 "
+           "view; sizes: batch, queries, key_size, value_size, past, total, and of what is given rotary_positions, "
+           "rotary_width, bias_batch, bias_heads. in_place: past_key and past_value are written and returned.");
+}
+
+}  // namespace ort_hina::python

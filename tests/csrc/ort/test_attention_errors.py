@@ -1,0 +1,199 @@
+"""GroupQueryAttention nodes and calls that mean nothing, or what is not supported: refused, with node, name and reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, InvalidGraph, RuntimeException
+from support.attention_reference import make_case
+from support.attention_session import NODE_NAME, attention_model, attention_session, feeds_of
+from support.moe_session import create_session
+
+RNG = np.random.default_rng(0)
+CASE = make_case(RNG, batch=2, kv_heads=2, group=2, queries=3, past=5, rotary=8)
+FEEDS = feeds_of(CASE)
+
+
+def assert_refused(error, message: str) -> None:
+    assert f"ort_hina GroupQueryAttention node '{NODE_NAME}': {message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"num_heads": None}, "attribute num_heads: expected an int, but it is absent"),
+        ({"kv_num_heads": None}, "attribute kv_num_heads: expected an int, but it is absent"),
+        ({"num_heads": 0}, "attribute num_heads: expected at least 1, got 0"),
+        ({"kv_num_heads": -2}, "attribute kv_num_heads: expected at least 1, got -2"),
+        ({"kv_num_heads": 3}, "attribute num_heads: expected a multiple of 3 (kv_num_heads), got 4"),
+        ({"scale": float("nan")}, "attribute scale: expected a finite number, got nan"),
+        ({"scale": 1}, "attribute scale: expected a float, but it is of another type (or empty)"),
+        ({"softcap": -1.0}, "attribute softcap: expected a finite number of at least 0, got -1.000000"),
+        ({"softcap": float("inf")}, "attribute softcap: expected a finite number of at least 0, got inf"),
+        ({"local_window_size": 0}, "attribute local_window_size: expected -1 or at least 1, got 0"),
+        ({"local_window_size": -3}, "attribute local_window_size: expected -1 or at least 1, got -3"),
+        ({"local_window_size": 4, "causal": 0},
+         "attribute local_window_size: expected -1, since causal is 0, got 4"),
+        ({"causal": 2}, "attribute causal: expected 0 or 1, got 2"),
+        ({"do_rotary": -1}, "attribute do_rotary: expected 0 or 1, got -1"),
+        ({"rotary_interleaved": 2}, "attribute rotary_interleaved: expected 0 or 1, got 2"),
+        ({"smooth_softmax": 2}, "attribute smooth_softmax: expected -1, 0 or 1, got 2"),
+        ({"qk_output": 1}, "attribute qk_output: expected 0, others are not supported, got 1"),
+        ({"sliding_window_cache": 1}, "attribute sliding_window_cache: expected 0, others are not supported, got 1"),
+        ({"kv_cache_bit_width": 8}, "attribute kv_cache_bit_width: expected 0, others are not supported, got 8"),
+        ({"k_quant_type": "PER_TENSOR"},
+         "attribute k_quant_type: expected NONE, others are not supported, got 'PER_TENSOR'"),
+        ({"v_quant_type": "PER_CHANNEL"},
+         "attribute v_quant_type: expected NONE, others are not supported, got 'PER_CHANNEL'"),
+    ],
+)  # fmt: skip
+def test_attributes(attributes, message):
+    with pytest.raises((InvalidArgument, RuntimeException)) as error:
+        attention_session(CASE, FEEDS, **attributes)
+    assert_refused(error, message)
+
+
+def ints(*values, kind=np.int32):
+    return np.array(values, kind)
+
+
+WRONG_INPUTS = [
+    ({"query": FEEDS["query"][0]}, "input 0 (query): expected rank 3 (batch, tokens, width), got shape (3, 128)"),
+    ({"query": FEEDS["query"][..., :126]},
+     "input 0 (query): expected a width that is a multiple of 4 (num_heads), got shape (2, 3, 126)"),
+    ({"query": FEEDS["query"][..., :0]},
+     "input 0 (query): expected a width that is a multiple of 4 (num_heads), got shape (2, 3, 0)"),
+    ({"key": FEEDS["key"][:, :2]}, "input 1 (key): expected shape (2, 3, 64), got (2, 2, 64)"),
+    ({"key": FEEDS["key"][..., :32]}, "input 1 (key): expected shape (2, 3, 64), got (2, 3, 32)"),
+    ({"value": FEEDS["value"][..., :63]},
+     "input 2 (value): expected a width that is a multiple of 2 (kv_num_heads), got shape (2, 3, 63)"),
+    ({"value": FEEDS["value"][:1]},
+     "input 2 (value): expected shape (2, 3, kv_num_heads × head size), got (1, 3, 64)"),
+    ({"key": None}, "input 1 (key): expected a tensor, since input 2 (value) is given, got none"),
+    ({"value": None}, "input 2 (value): expected a tensor, since input 1 (key) is given, got none"),
+    ({"key": None, "value": None},
+     "input 0 (query): expected a width that is a multiple of 8 (num_heads + 2 kv_num_heads, key being left out), "
+     "got shape (2, 3, 128)"),
+    ({"key": FEEDS["key"].astype(np.float16)}, "input 1 (key): expected float as the query, got float16"),
+    ({"past_key": FEEDS["past_key"].astype(np.float16)},
+     "input 3 (past_key): expected float as the query, got float16"),
+    ({"past_key": None}, "input 3 (past_key): expected a tensor, since input 4 (past_value) is given, got none"),
+    ({"past_key": FEEDS["past_key"][0]},
+     "input 3 (past_key): expected rank 4 (batch, kv_num_heads, length, head size), got shape (2, 5, 32)"),
+    ({"past_key": FEEDS["past_key"][:1]}, "input 3 (past_key): expected shape (2, 2, 5, 32), got (1, 2, 5, 32)"),
+    ({"past_value": FEEDS["past_value"][:, :, :4]},
+     "input 4 (past_value): expected shape (2, 2, 5, 32), got (2, 2, 4, 32)"),
+    ({"seqlens_k": ints(7)}, "input 5 (seqlens_k): expected shape (2), got (1)"),
+    ({"seqlens_k": ints(7, 7, kind=np.int64)}, "input 5 (seqlens_k): expected int32, got int64"),
+    ({"seqlens_k": ints(7, 8)}, "input 5 (seqlens_k)[1]: expected 0 to 7 (total_sequence_length - 1), got 8"),
+    ({"seqlens_k": ints(-1, 7)}, "input 5 (seqlens_k)[0]: expected 0 to 7 (total_sequence_length - 1), got -1"),
+    ({"total_sequence_length": ints(9), "seqlens_k": ints(7, 8)},
+     "input 5 (seqlens_k)[1]: expected at most 5 past keys, as input 3 (past_key) holds, got 6 (of 9 keys 3 are new)"),
+    ({"past_key": None, "past_value": None},
+     "input 5 (seqlens_k)[0]: expected at most 0 past keys, as input 3 (past_key) holds, got 5 (of 8 keys 3 are new)"),
+    ({"total_sequence_length": ints(2)},
+     "input 6 (total_sequence_length): expected at least 3, the new tokens, got 2"),
+    ({"total_sequence_length": ints(-8)}, "input 6 (total_sequence_length): expected at least 0, got -8"),
+    ({"total_sequence_length": ints(8, 8)}, "input 6 (total_sequence_length): expected shape (1), got (2)"),
+    ({"total_sequence_length": ints(8, kind=np.int64)}, "input 6 (total_sequence_length): expected int32, got int64"),
+    ({"cos_cache": None}, "input 7 (cos_cache): expected a tensor, since do_rotary is 1, got none"),
+    ({"sin_cache": None}, "input 8 (sin_cache): expected a tensor, since do_rotary is 1, got none"),
+    ({"cos_cache": np.zeros((8, 17), np.float32)},
+     "input 7 (cos_cache): expected shape (positions, 1 to 16), got (8, 17)"),
+    ({"cos_cache": np.zeros((8, 0), np.float32)},
+     "input 7 (cos_cache): expected shape (positions, 1 to 16), got (8, 0)"),
+    ({"sin_cache": FEEDS["sin_cache"][:7]}, "input 8 (sin_cache): expected shape (8, 8), got (7, 8)"),
+    ({"sin_cache": FEEDS["sin_cache"].astype(np.float16)}, "input 8 (sin_cache): expected float, got float16"),
+    ({"cos_cache": FEEDS["cos_cache"][:7], "sin_cache": FEEDS["sin_cache"][:7]},
+     "position 7: expected 0 to 6, the rows of input 7 (cos_cache), got 7"),
+    ({"position_ids": np.array([[0, 1, 2], [3, 8, 4]])},
+     "input 9 (position_ids)[4]: expected 0 to 7, the rows of input 7 (cos_cache), got 8"),
+    ({"position_ids": np.array([[0, 1, -2], [3, 7, 4]])},
+     "input 9 (position_ids)[2]: expected 0 to 7, the rows of input 7 (cos_cache), got -2"),
+    ({"position_ids": np.zeros((2, 4), np.int64)}, "input 9 (position_ids): expected shape (2, 3), got (2, 4)"),
+    ({"position_ids": np.zeros((2, 3), np.int32)}, "input 9 (position_ids): expected int64, got int32"),
+    ({"attention_bias": np.zeros((2, 4, 3, 7), np.float32)},
+     "input 10 (attention_bias): expected shape (2 or 1, 4 or 1, 3, 8), got (2, 4, 3, 7)"),
+    ({"attention_bias": np.zeros((2, 2, 3, 8), np.float32)},
+     "input 10 (attention_bias): expected shape (2 or 1, 4 or 1, 3, 8), got (2, 2, 3, 8)"),
+    ({"attention_bias": np.zeros((1, 1, 3, 8), bool)},
+     "input 10 (attention_bias) is bool, expected float, float16 or bfloat16"),
+    ({"head_sink": np.zeros(2, np.float32)}, "input 11 (head_sink): expected shape (4), got (2)"),
+    *(
+        ({name: np.ones(32, np.float32)}, f"input {place} ({name}): expected none: it is not supported, got a tensor")
+        for place, name in enumerate(("k_scale", "v_scale", "q_norm_weight", "k_norm_weight", "query_seqlens"), 12)
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_INPUTS)
+def test_inputs(changes, message):
+    feeds = {name: value for name, value in (FEEDS | changes).items() if value is not None}
+    session = attention_session(CASE, feeds)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument) as error:
+            session.run(None, feeds)
+        assert_refused(error, message)
+
+
+def test_smooth_softmax_beside_a_sink():
+    case = replace(CASE, sink=np.zeros(4, np.float32), smooth=True)
+    feeds = feeds_of(case)
+    with pytest.raises(InvalidArgument) as error:
+        attention_session(case, feeds).run(None, feeds)
+    assert_refused(error, "attribute smooth_softmax: expected 0, since input 11 (head_sink) is given, got 1")
+
+
+def test_the_session_answers_the_next_call():
+    session = attention_session(CASE, FEEDS)
+    with pytest.raises(InvalidArgument):
+        session.run(None, FEEDS | {"seqlens_k": ints(7, 8)})
+    for found, wanted in zip(session.run(None, FEEDS), attention_session(CASE, FEEDS).run(None, FEEDS), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("shift", [0, 64])
+def test_present_buffers_that_overlap_the_past_and_are_not_it(shift):
+    """The buffer of a shorter past, or one that begins within it, would be overwritten while it is read."""
+    session = attention_session(CASE, FEEDS)
+    binding = session.io_binding()
+    memory = np.zeros(2 * 2 * 8 * 32 + 64, np.float32)
+    memory[: FEEDS["past_key"].size] = FEEDS["past_key"].reshape(-1)
+    for name, value in FEEDS.items():
+        if name != "past_key":
+            binding.bind_cpu_input(name, value)
+    binding.bind_input("past_key", "cpu", 0, np.float32, FEEDS["past_key"].shape, memory.ctypes.data)
+    binding.bind_output("output")
+    binding.bind_output("present_key", "cpu", 0, np.float32, (2, 2, 8, 32), memory.ctypes.data + 4 * shift)
+    binding.bind_output("present_value")
+    with pytest.raises((InvalidArgument, RuntimeException)) as error:
+        session.run_with_iobinding(binding)
+    assert_refused(error, "output 1 (present_key): expected the buffer of the past, of 8 rows, or one apart from it; "
+                          "got one that overlaps it, which has 5 rows")  # fmt: skip
+
+
+def test_a_fourth_output_is_refused_by_onnxruntime_itself():
+    model = attention_model(CASE.attributes(), FEEDS, "float")
+    model.graph.node[0].output.append("output_qk")
+    with pytest.raises((InvalidGraph, onnxruntime.capi.onnxruntime_pybind11_state.Fail)):
+        create_session(model)
+
+
+def test_a_query_of_another_type_is_refused_by_onnxruntime_itself():
+    feeds = FEEDS | {"query": FEEDS["query"].astype(np.float64)}
+    with pytest.raises(InvalidGraph, match="query"):
+        attention_session(CASE, feeds)
+
+
+def test_an_output_that_is_left_out():
+    """It must be there: the caller would lose the cache."""
+    model = attention_model(CASE.attributes(), FEEDS, "float")
+    model.graph.node[0].output[1] = ""
+    del model.graph.output[1]
+    with pytest.raises((InvalidGraph, InvalidArgument, RuntimeException, onnxruntime.capi.onnxruntime_pybind11_state.Fail)):
+        session = create_session(model)
+        run_outputs = session.run(None, FEEDS)
+        assert run_outputs is None

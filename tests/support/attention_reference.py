@@ -1,0 +1,282 @@
+"""GroupQueryAttention in float64, and what an evaluation in float32 may differ from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .elements import rounded, rounding
+from .float32 import SMALLEST_NORMAL, UNDERFLOW, UNIT, gamma
+
+EXPONENTIAL = 4 * UNIT
+"""Relative error of the exponential (docs/operators.md)."""
+TANH = 8 * UNIT
+_KEYS_OF_A_BLOCK = 64
+_MOST_PARTS = 64
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """A node and what it is given. Arrays are float32; the operator gets them rounded to `kind`, the reference too."""
+
+    kv_heads: int
+    query: np.ndarray
+    """[B, S, H, D]"""
+    key: np.ndarray
+    """[B, S, kv_heads, D]"""
+    value: np.ndarray
+    """[B, S, kv_heads, Dv]"""
+    seqlens_k: np.ndarray
+    """int32 [B]: keys of each sequence, less 1"""
+    total: int
+    past_key: np.ndarray | None = None
+    """[B, kv_heads, L, D]"""
+    past_value: np.ndarray | None = None
+    cos: np.ndarray | None = None
+    """[positions, width]; None: no rotation"""
+    sin: np.ndarray | None = None
+    position_ids: np.ndarray | None = None
+    bias: np.ndarray | None = None
+    """[B or 1, H or 1, S, total]"""
+    sink: np.ndarray | None = None
+    """[H]"""
+    kind: str = "float"
+    scale: float = 0.0
+    softcap: float = 0.0
+    window: int = -1
+    causal: bool = True
+    interleaved: bool = False
+    smooth: bool = False
+
+    @property
+    def heads(self) -> int:
+        """Of the query."""
+        return self.query.shape[2]
+
+    @property
+    def past_length(self) -> int:
+        """Rows of the past caches."""
+        return 0 if self.past_key is None else self.past_key.shape[2]
+
+    @property
+    def length(self) -> int:
+        """Rows of the present caches."""
+        return max(self.past_length, self.total)
+
+    def past_and_rows(self, batch: int) -> tuple[int, int]:
+        """Keys before the first new token of a sequence, and its new tokens that are not padding."""
+        keys = int(self.seqlens_k[batch]) + 1
+        rows = min(self.query.shape[1], keys)
+        return keys - rows, rows
+
+    def attributes(self) -> dict[str, int | float]:
+        """The node's."""
+        return {
+            "num_heads": self.heads, "kv_num_heads": self.kv_heads, "scale": float(self.scale),
+            "softcap": float(self.softcap), "local_window_size": self.window, "causal": int(self.causal),
+            "do_rotary": int(self.cos is not None), "rotary_interleaved": int(self.interleaved),
+            "smooth_softmax": int(self.smooth),
+        }  # fmt: skip
+
+
+@dataclass
+class Bounded:
+    """Values and how far the operator's may be from them."""
+
+    values: np.ndarray
+    errors: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+def make_case(
+    rng: np.random.Generator, *, batch: int = 1, kv_heads: int = 1, group: int = 1, size: int = 32,
+    value_size: int | None = None, queries: int = 1, past: int = 0, capacity: int | None = None,
+    rotary: int = 0, width: float = 1.0, **rest,
+) -> AttentionCase:  # fmt: skip
+    """Random tensors: `past` keys in every sequence, then `queries` new ones, in caches of `capacity` rows (past: `past`)."""
+    value_size = value_size or size
+
+    def normal(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) * width).astype(np.float32)
+
+    room = past if capacity is None else capacity
+    positions = max(past + queries, room)
+    angles = rng.uniform(0, 6, (positions, rotary))
+    named = dict(
+        kv_heads=kv_heads,
+        query=normal(batch, queries, kv_heads * group, size),
+        key=normal(batch, queries, kv_heads, size),
+        value=normal(batch, queries, kv_heads, value_size),
+        seqlens_k=np.full(batch, past + queries - 1, np.int32),
+        total=past + queries,
+        past_key=normal(batch, kv_heads, room, size) if room else None,
+        past_value=normal(batch, kv_heads, room, value_size) if room else None,
+        cos=np.cos(angles).astype(np.float32) if rotary else None,
+        sin=np.sin(angles).astype(np.float32) if rotary else None,
+    )
+    return replace(AttentionCase(**named), **rest)
+
+
+def rotated(case: AttentionCase, x: np.ndarray, positions: np.ndarray) -> Bounded:
+    """Rows of heads [S, heads, D], turned by the angles of their positions [S].
+
+    Of a turned element, a·cos - b·sin, two products and a sum are rounded: gamma(2)·(|a·cos| + |b·sin|).
+    """
+    if case.cos is None:
+        return Bounded(x, np.zeros_like(x))
+    width = case.cos.shape[1]
+    cos, sin = (rounded(table, case.kind)[positions][:, None, :] for table in (case.cos, case.sin))
+    first = np.arange(width) * 2 if case.interleaved else np.arange(width)
+    second = first + (1 if case.interleaved else width)
+    a, b = x[..., first], x[..., second]
+    values, errors = x.copy(), np.zeros_like(x)
+    values[..., first], values[..., second] = a * cos - b * sin, b * cos + a * sin
+    errors[..., first] = gamma(2) * (np.abs(a * cos) + np.abs(b * sin)) + 2 * UNDERFLOW
+    errors[..., second] = gamma(2) * (np.abs(b * cos) + np.abs(a * sin)) + 2 * UNDERFLOW
+    return Bounded(values, errors)
+
+
+def positions_of(case: AttentionCase, batch: int) -> np.ndarray:
+    """Of the new tokens of a sequence, for the rotation."""
+    past, rows = case.past_and_rows(batch)
+    return np.arange(past, past + rows) if case.position_ids is None else case.position_ids[batch, :rows]
+
+
+def present_caches(case: AttentionCase) -> tuple[Bounded, np.ndarray]:
+    """The keys and values [B, kv_heads, length, size] after the call; rows that belong to no key are 0."""
+    caches = []
+    for new, past in ((case.key, case.past_key), (case.value, case.past_value)):
+        cache = Bounded(np.zeros((new.shape[0], case.kv_heads, case.length, new.shape[3])))
+        cache.errors = np.zeros_like(cache.values)
+        for b in range(new.shape[0]):
+            kept, rows = case.past_and_rows(b)
+            if kept:
+                cache.values[b, :, :kept] = rounded(past[b, :, :kept], case.kind)
+            x = rounded(new[b, :rows], case.kind)
+            turned = rotated(case, x, positions_of(case, b)) if new is case.key else Bounded(x, np.zeros_like(x))
+            cache.values[b, :, kept : kept + rows] = turned.values.swapaxes(0, 1)
+            if new is case.key and case.cos is not None:
+                error = turned.errors + rounding(np.abs(turned.values) + turned.errors, case.kind)
+                cache.errors[b, :, kept : kept + rows] = error.swapaxes(0, 1)
+        caches.append(cache)
+    return caches[0], caches[1].values
+
+
+def visible(case: AttentionCase, batch: int) -> np.ndarray:
+    """bool [S, length]: which keys a query sees. Padding sees none."""
+    past, rows = case.past_and_rows(batch)
+    position = past + np.arange(case.query.shape[1])[:, None]
+    key = np.arange(case.length)[None, :]
+    seen = key < past + rows
+    if case.causal:
+        seen = seen & (key <= position)
+    if case.window != -1:
+        seen = seen & (key > position - case.window)
+    return seen & (position < past + rows)
+
+
+def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray) -> Bounded:
+    """The output, [B, S, H, Dv], given what the present caches hold (float64, of the type `kind`).
+
+    The keys are the operator's own, since it reads them rounded to the type of the cache; `present_caches` bounds them.
+    """
+    batch, queries, heads = case.query.shape[:3]
+    out = np.zeros((batch, queries, heads, values.shape[-1]))
+    errors = np.zeros_like(out)
+    for b in range(batch):
+        _, rows = case.past_and_rows(b)
+        q = rotated(case, rounded(case.query[b, :rows], case.kind), positions_of(case, b))
+        seen = visible(case, b)[:rows]
+        for h in range(heads):
+            kv = h // (heads // case.kv_heads)
+            row = Bounded(q.values[:, h], q.errors[:, h])
+            # What no query of this sequence sees may be anything.
+            some = seen.any(axis=0)
+            score = _scores(case, row, keys[b, kv][some], _bias(case, b, h, rows, some))
+            out[b, :rows, h], errors[b, :rows, h] = _weighted(
+                case, score, seen[:, some], values[b, kv][some], _sink(case, h)
+            )
+    return Bounded(out, errors)
+
+
+def _bias(case: AttentionCase, batch: int, head: int, rows: int, some: np.ndarray) -> np.ndarray | None:
+    if case.bias is None:
+        return None
+    plane = case.bias[batch % case.bias.shape[0], head % case.bias.shape[1], :rows]
+    return rounded(plane, case.kind)[:, some[: case.total]]
+
+
+def _sink(case: AttentionCase, head: int) -> float:
+    if case.sink is not None:
+        return float(rounded(case.sink, case.kind)[head])
+    return 0.0 if case.smooth else -np.inf
+
+
+def _scores(case: AttentionCase, q: Bounded, keys: np.ndarray, bias: np.ndarray | None) -> Bounded:
+    """Scaled products, soft-capped, with the bias: [rows, keys].
+
+    A sum of D products, that of q's own errors, and one rounding each for scale, division, product and bias.
+    """
+    size = keys.shape[1]
+    scale = np.float64(np.float32(case.scale) or np.float32(1) / np.sqrt(np.float32(size)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        s = scale * (q.values @ keys.T)
+        magnitude = np.abs(q.values) + q.errors
+        error = gamma(size) * (magnitude @ np.abs(keys).T) + q.errors @ np.abs(keys).T + size * UNDERFLOW
+        error = np.abs(scale) * error * (1 + UNIT) + UNIT * np.abs(s) + UNDERFLOW
+        if case.softcap:
+            cap = np.float64(np.float32(case.softcap))
+            error = error + UNIT * (np.abs(s) + error)
+            s = cap * np.tanh(s / cap)
+            error = error * (1 + TANH + UNIT) + (TANH + 2 * UNIT) * np.abs(s) + SMALLEST_NORMAL
+        if bias is not None:
+            s = s + bias
+            error = np.where(np.isfinite(s), error + UNIT * (np.abs(s) + error), 0.0)
+    return Bounded(s, error)
+
+
+def _weighted(
+    case: AttentionCase, score: Bounded, seen: np.ndarray, values: np.ndarray, sink: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Σ w·v / (Σ w + sink) with w = e^(score - the largest), and its error: [rows, Dv] each.
+
+    The computed maximum is subtracted from all scores alike, so its own error cancels. A weight carries, in its exponent,
+    the error of its score and u for each unit of distance to the maximum (the distances between successive maxima add up
+    to that), the exponential's error, and for each block of keys at most one more exponential and product, where the maximum
+    moves, and two of these at the end, where parts are merged. Sums are of as many terms as there are keys, blocks and parts.
+    With numerator n ± N and denominator d ± D the quotient's error is at most (N + |n / d|·D) / (d - D).
+    """
+    keys = seen.shape[1]
+    if keys == 0:
+        return np.zeros((len(seen), values.shape[1])), np.zeros((len(seen), values.shape[1]))
+    blocks = -(-keys // _KEYS_OF_A_BLOCK) + 1
+    terms = gamma(keys + blocks + _MOST_PARTS + 16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        s = np.where(seen, score.values, -np.inf)
+        most = np.maximum(s.max(axis=1, keepdims=True), sink)
+        most = np.where(np.isneginf(most), 0.0, most)
+        w, own = np.exp(s - most), np.exp(sink - most)
+        common = EXPONENTIAL + (EXPONENTIAL + UNIT) * (blocks + 2)
+
+        def relative(error, value):
+            distance = np.where(np.isfinite(value), most - value, 0.0)
+            return np.expm1(error + UNIT * distance + common) + terms * (1 + np.expm1(error + UNIT * distance + common))
+
+        weight_error = w * relative(np.where(seen, score.errors, 0.0), s) + np.where(seen, SMALLEST_NORMAL, 0.0)
+        total = w.sum(axis=1, keepdims=True) + own
+        total_error = weight_error.sum(axis=1, keepdims=True) + own * relative(0.0, np.full_like(most, sink))
+        seen_values = np.where(np.isnan(values) & ~seen.any(axis=0)[:, None], 0.0, values)
+        sums = _masked_product(w, seen, seen_values)
+        sum_error = _masked_product(weight_error, seen, np.abs(seen_values)) + keys * UNDERFLOW
+        nothing = total == 0
+        out = np.where(nothing, 0.0, sums / np.where(nothing, 1.0, total))
+        error = (sum_error + np.abs(out) * total_error) / np.where(nothing, 1.0, total - total_error)
+        error = np.where(nothing, 0.0, error + rounding(np.abs(out) + error, case.kind))
+    return out, error
+
+
+def _masked_product(weights: np.ndarray, seen: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """weights @ values, where a NaN among the values reaches only the rows that see it."""
+    if np.isfinite(values).all():
+        return weights @ values
+    return np.stack([w[row] @ values[row] for w, row in zip(weights, seen, strict=True)])
