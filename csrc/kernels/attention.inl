@@ -6,7 +6,8 @@
 constexpr int kQueryTile = 4;
 constexpr int kKeyTile = 2;
 
-// tanh within 8 units u, relative. Below 1/2 the Taylor series (what is left out is under 1e-9 of it), above 1 - 2 / (1 + e^2y).
+// tanh within 8 units u, relative. Up to 1/2 the Taylor series (what is left out is under 1e-8 of it), beyond that
+// 1 - 2 / (1 + e^2y).
 inline Simd::F tanh_f32(Simd::F y) {
   const float taylor[] = {-929569.0f / 638512875, 21844.0f / 6081075, -1382.0f / 155925, 62.0f / 2835,
                           -17.0f / 315,           2.0f / 15,          -1.0f / 3};

@@ -1,6 +1,6 @@
-// One call of GroupQueryAttention. In one region the caches are first brought up to date, one item for each key/value head of
-// each sequence, then units attend; a unit waits for its own head's cache only. Where the keys of a block of queries are cut
-// into parts, the thread that finishes the last part merges them, in their order.
+// One call of GroupQueryAttention. In one region the caches are first brought up to date, one item for each key/value head
+// of each sequence, then units attend; a unit waits for its own head's cache only. Where the keys of a block of queries are
+// cut into parts, the thread that finishes the last part merges them, in their order.
 #pragma once
 #include <atomic>
 #include <memory>

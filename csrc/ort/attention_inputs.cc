@@ -76,7 +76,8 @@ class Reader {
   }
   void expect_both(size_t input, const Tensor& a, size_t other, const Tensor& b) const {
     if (a.present == b.present) return;
-    refuse(a.present ? other : input, "a tensor, since " + attention_input_name(a.present ? input : other) + " is given", "none");
+    const size_t given = a.present ? input : other, absent = a.present ? other : input;
+    refuse(absent, "a tensor, since " + attention_input_name(given) + " is given", "none");
   }
   static int64_t signed_(size_t x) { return static_cast<int64_t>(x); }
 
@@ -115,7 +116,8 @@ class Reader {
   // Query heads, then those of keys, then those of values.
   void read_packed(const Tensor& query) {
     const size_t heads = rule_.heads, width = query.dim(2);
-    const size_t size = head_size(kQuery, query, heads + 2 * rule_.kv_heads, "num_heads + 2 kv_num_heads, key being left out");
+    const char* const what = "num_heads + 2 kv_num_heads, key being left out";
+    const size_t size = head_size(kQuery, query, heads + 2 * rule_.kv_heads, what);
     in_.keys.size = in_.values.size = size;
     const uint8_t* data = static_cast<const uint8_t*>(query.data);
     in_.query = {data, width};
@@ -142,7 +144,8 @@ class Reader {
     expect_both(kPastKey, keys, kPastValue, values);
     size_t past = 0;
     if (keys.present) {
-      if (keys.shape.size() != 4) refuse(kPastKey, "rank 4 (batch, kv_num_heads, length, head size)", "shape " + describe(keys.shape));
+      if (keys.shape.size() != 4)
+        refuse(kPastKey, "rank 4 (batch, kv_num_heads, length, head size)", "shape " + describe(keys.shape));
       past = keys.dim(2);
       const Shape lead = {signed_(in_.batch), signed_(rule_.kv_heads), signed_(past)};
       expect_shape(kPastKey, keys, {lead[0], lead[1], lead[2], signed_(in_.keys.size)});
@@ -155,10 +158,13 @@ class Reader {
   }
 
   void read_rotary() {
-    if (!rule_.rotary) return;
     const Tensor cos = tensor(kCosCache), sin = tensor(kSinCache);
-    for (size_t input : {kCosCache, kSinCache})
-      if (!tensor(input).present) refuse(input, "a tensor, since do_rotary is 1", "none");
+    for (size_t input : {kCosCache, kSinCache}) {
+      const bool present = tensor(input).present;
+      if (rule_.rotary && !present) refuse(input, "a tensor, since do_rotary is 1", "none");
+      if (!rule_.rotary && present) refuse(input, "none, since do_rotary is 0", "a tensor");
+    }
+    if (!rule_.rotary) return;
     if (cos.shape.size() != 2 || cos.shape[1] == 0 || 2 * cos.dim(1) > in_.keys.size)
       refuse(kCosCache, "shape (positions, 1 to " + to_string(in_.keys.size / 2) + ")", describe(cos.shape));
     expect_shape(kSinCache, sin, cos.shape);

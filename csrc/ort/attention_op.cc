@@ -23,7 +23,8 @@ void refuse_what_is_not_supported(const AttributeReader& read) {
       fail("attribute " + std::string(name) + ": expected 0, others are not supported, got " + to_string(value));
   for (const char* name : {"k_quant_type", "v_quant_type"}) {
     const std::string value = read.text(name, "NONE");
-    if (value != "NONE") fail("attribute " + std::string(name) + ": expected NONE, others are not supported, got '" + value + "'");
+    if (value != "NONE")
+      fail("attribute " + std::string(name) + ": expected NONE, others are not supported, got '" + value + "'");
   }
 }
 
@@ -86,7 +87,8 @@ void AttentionKernel::compute(OrtKernelContext* raw) const {
   const int64_t batch = static_cast<int64_t>(in.batch), queries = static_cast<int64_t>(in.queries);
   const int64_t heads = static_cast<int64_t>(rule.kv_heads), length = static_cast<int64_t>(in.keys.present_length);
   const int64_t key_size = static_cast<int64_t>(in.keys.size), value_size = static_cast<int64_t>(in.values.size);
-  in.output = context.GetOutput(0, {batch, queries, static_cast<int64_t>(rule.heads) * value_size}).GetTensorMutableRawData();
+  const int64_t width = static_cast<int64_t>(rule.heads) * value_size;
+  in.output = context.GetOutput(0, {batch, queries, width}).GetTensorMutableRawData();
   in.keys.present = present_of(context, 1, in.keys, {batch, heads, length, key_size}, in.type);
   in.values.present = present_of(context, 2, in.values, {batch, heads, length, value_size}, in.type);
   attention_->run(in, {raw, parallel_for, threads_});

@@ -1,5 +1,5 @@
-// From the lengths of a batch to units of attention, pure arithmetic. A unit is a block of queries of one key/value head, with
-// all query heads of its group, against a part of the keys, so that keys and values are read once for a group.
+// From the lengths of a batch to units of attention, pure arithmetic. A unit is a block of queries of one key/value head,
+// with all query heads of its group, against a part of the keys, so that keys and values are read once for a group.
 // Cuts depend on lengths only, never on threads: the same call gives the same bits on any number of them.
 #pragma once
 #include <cstddef>

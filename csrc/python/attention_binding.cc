@@ -53,7 +53,8 @@ struct Sizes {
     if (key == 0 || value == 0) throw std::invalid_argument("key_size, value_size: expected at least 1");
     if (2 * width > key) throw std::invalid_argument("rotary_width: expected at most half of key_size");
   }
-  size_t batch = 1, queries = 1, key = 0, value = 0, past = 0, total = 0, positions = 0, width = 0, bias_batch = 1, bias_heads = 1;
+  size_t batch = 1, queries = 1, key = 0, value = 0, past = 0, total = 0, positions = 0, width = 0;
+  size_t bias_batch = 1, bias_heads = 1;
 };
 
 // A node, ready to run.
@@ -62,7 +63,8 @@ class NativeAttention {
   NativeAttention(const py::dict& attributes, const std::string& isa)
       : attention_(attention_attributes(attributes), isa_by_name(isa)) {}
 
-  py::tuple run(const std::string& type, const py::dict& sizes, const py::dict& tensors, size_t threads, bool in_place) const {
+  py::tuple run(const std::string& type, const py::dict& sizes, const py::dict& tensors, size_t threads,
+                bool in_place) const {
     if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
     const Sizes s(sizes);
     operators::AttentionInputs in = {};
@@ -111,8 +113,9 @@ class NativeAttention {
     in->values = {s.past ? required("past_value", cached * s.value, element) : nullptr, nullptr, s.past, length, s.value};
     in->seqlens_k = static_cast<const int32_t*>(required("seqlens_k", s.batch, sizeof(int32_t)));
     if (rule.rotary) {
-      in->rotary = {required("cos_cache", s.positions * s.width, element), required("sin_cache", s.positions * s.width, element),
-                    in->type, s.positions, s.width, rule.rotary_interleaved};
+      const size_t angles = s.positions * s.width;
+      in->rotary = {required("cos_cache", angles, element), required("sin_cache", angles, element), in->type, s.positions,
+                    s.width, rule.rotary_interleaved};
     }
     in->position_ids = static_cast<const int64_t*>(bytes("position_ids", tokens, sizeof(int64_t)));
     in->bias = bytes("attention_bias", product({s.bias_batch, s.bias_heads, s.queries, s.total}), element);
@@ -134,8 +137,8 @@ void bind_attention(py::module_& m) {
       .def(py::init<const py::dict&, const std::string&>(), py::arg("attributes"), py::arg("isa") = "")
       .def("run", &NativeAttention::run, py::arg("type"), py::arg("sizes"), py::arg("tensors"), py::arg("threads") = 1,
            py::arg("in_place") = false,
-           "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to uint8 "
-           "view; sizes: batch, queries, key_size, value_size, past, total, and of what is given rotary_positions, "
+           "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to "
+           "uint8 view; sizes: batch, queries, key_size, value_size, past, total, and of what is given rotary_positions, "
            "rotary_width, bias_batch, bias_heads. in_place: past_key and past_value are written and returned.");
 }
 

@@ -1,3 +1,4 @@
+#include "plan/attention.h"
 #include "plan/routing.h"
 #include "plan/work.h"
 #include "python/bindings.h"
@@ -75,6 +76,31 @@ py::list plan_work(const std::vector<uint32_t>& rows, const py::dict& gate_up, c
   return items;
 }
 
+py::list plan_attention(const std::vector<std::pair<size_t, size_t>>& batch, size_t queries, size_t kv_heads, size_t group,
+                        bool causal, size_t window) {
+  plan::AttentionProblem problem;
+  for (const auto& [past, rows] : batch) problem.batch.push_back({past, rows});
+  problem.queries = queries;
+  problem.kv_heads = kv_heads;
+  problem.group = group;
+  problem.causal = causal;
+  problem.window = window;
+  py::list units;
+  for (const plan::AttentionUnit& u : plan::plan_attention(problem).units) {
+    py::dict d;
+    d["batch"] = u.batch;
+    d["head"] = u.head;
+    d["query"] = u.query;
+    d["queries"] = u.queries;
+    d["keys"] = py::make_tuple(u.keys.begin, u.keys.end);
+    d["part"] = u.part;
+    d["parts"] = u.parts;
+    d["block"] = u.block;
+    units.append(d);
+  }
+  return units;
+}
+
 }  // namespace
 
 void bind_plan(py::module_& m) {
@@ -82,6 +108,8 @@ void bind_plan(py::module_& m) {
         py::arg("left_out") = std::vector<uint8_t>{});
   m.def("plan_work", &plan_work, py::arg("rows"), py::arg("gate_up"), py::arg("down"), py::arg("tokens"), py::arg("hidden"),
         py::arg("intermediate"), py::arg("gather"), py::arg("threads"));
+  m.def("plan_attention", &plan_attention, py::arg("batch"), py::arg("queries"), py::arg("kv_heads"), py::arg("group"),
+        py::arg("causal") = true, py::arg("window") = 0, "Units of attention; batch: (past, rows) of each sequence.");
 }
 
 }  // namespace ort_hina::python

@@ -13,7 +13,7 @@ EXPONENTIAL = 4 * UNIT
 """Relative error of the exponential (docs/operators.md)."""
 TANH = 8 * UNIT
 _KEYS_OF_A_BLOCK = 64
-_MOST_PARTS = 64
+_KEYS_OF_A_PART = 512
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,14 @@ def make_case(
     value_size: int | None = None, queries: int = 1, past: int = 0, capacity: int | None = None,
     rotary: int = 0, width: float = 1.0, **rest,
 ) -> AttentionCase:  # fmt: skip
-    """Random tensors: `past` keys in every sequence, then `queries` new ones, in caches of `capacity` rows (past: `past`)."""
+    """Random tensors: `past` keys in every sequence, then `queries` new ones.
+
+    Args:
+        capacity: rows of the past caches. None: `past`.
+        rotary: width of the tables of angles. 0: no rotation.
+        width: standard deviation of queries, keys and values.
+        rest: further fields of the case.
+    """
     value_size = value_size or size
 
     def normal(*shape: int) -> np.ndarray:
@@ -250,7 +257,8 @@ def _weighted(
     if keys == 0:
         return np.zeros((len(seen), values.shape[1])), np.zeros((len(seen), values.shape[1]))
     blocks = -(-keys // _KEYS_OF_A_BLOCK) + 1
-    terms = gamma(keys + blocks + _MOST_PARTS + 16)
+    # One addition for each key, block and part, whatever the lanes; a few more for the lanes, the sink and the quotient.
+    terms = gamma(keys + blocks + keys // _KEYS_OF_A_PART + 16)
     with np.errstate(invalid="ignore", over="ignore"):
         s = np.where(seen, score.values, -np.inf)
         most = np.maximum(s.max(axis=1, keepdims=True), sink)
@@ -262,7 +270,8 @@ def _weighted(
             distance = np.where(np.isfinite(value), most - value, 0.0)
             return np.expm1(error + UNIT * distance + common) + terms * (1 + np.expm1(error + UNIT * distance + common))
 
-        weight_error = w * relative(np.where(seen, score.errors, 0.0), s) + np.where(seen, SMALLEST_NORMAL, 0.0)
+        weight_error = w * relative(np.where(seen, score.errors, 0.0), s)
+        weight_error = weight_error + np.where(seen, SMALLEST_NORMAL, 0.0)
         total = w.sum(axis=1, keepdims=True) + own
         total_error = weight_error.sum(axis=1, keepdims=True) + own * relative(0.0, np.full_like(most, sink))
         seen_values = np.where(np.isnan(values) & ~seen.any(axis=0)[:, None], 0.0, values)

@@ -1,0 +1,67 @@
+"""The reference of attention against PyTorch in float64, and whether its bounds would tell a wrong answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from .attention_native import assert_answers, run_native
+from .attention_reference import attend, make_case, present_caches, visible
+
+RNG = np.random.default_rng(0)
+CASE = make_case(RNG, batch=2, kv_heads=2, group=3, size=64, value_size=48, queries=20, past=11, window=9, rotary=16)
+SINK = np.array([0, 1, 2, 0, 1, 2], np.float32)
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": -1}, {"window": -1, "causal": False}, {"scale": 0.3}])
+def test_pytorch_says_the_same(changes):
+    case = replace(CASE, cos=None, sin=None, **changes)
+    keys, values = present_caches(case)
+    repeated = [torch.from_numpy(x).repeat_interleave(3, dim=1) for x in (keys.values, values)]
+    mask = torch.from_numpy(np.stack([visible(case, b) for b in range(2)])[:, None])
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        torch.from_numpy(case.query.astype(np.float64)).transpose(1, 2), *repeated, attn_mask=mask,
+        scale=case.scale or None,
+    )  # fmt: skip
+    found = attend(case, keys.values, values).values
+    np.testing.assert_allclose(found, expected.transpose(1, 2).numpy(), rtol=1e-7, atol=1e-7)
+
+
+def test_the_bound_is_small():
+    for kind, most in (("float", 1e-4), ("float16", 1e-3), ("bfloat16", 8e-3)):
+        case = replace(CASE, kind=kind)
+        keys, values = present_caches(case)
+        answer = attend(case, keys.values, values)
+        assert answer.errors.max() < most * np.abs(answer.values).max()
+
+
+MISTAKES = {
+    "window of one more": {"window": 10},
+    "window of one less": {"window": 8},
+    "no window": {"window": -1},
+    "not causal": {"causal": False, "window": -1},
+    "another scale": {"scale": 0.126},
+    "soft cap": {"softcap": 20.0},
+    "sink": {"sink": SINK},
+    "smooth softmax": {"smooth": True},
+    "interleaved": {"interleaved": True},
+    "no rotation": {"cos": None, "sin": None},
+    "positions": {"position_ids": np.tile(np.arange(20), (2, 1))},
+    "lengths": {"seqlens_k": np.array([30, 29], np.int32)},
+    "bias": {"bias": np.full((1, 1, 20, 31), 0.0, np.float32) + np.linspace(0, 0.01, 31, dtype=np.float32)},
+}
+
+
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_answer_is_outside_the_bounds(mistake, kind):
+    if kind == "bfloat16" and mistake in ("another scale", "bias"):
+        pytest.skip("as small as the type's rounding")
+    case = replace(CASE, kind=kind)
+    answer = run_native(case)
+    assert_answers(case, answer)
+    with pytest.raises(AssertionError):
+        assert_answers(case, run_native(replace(case, **MISTAKES[mistake])))
