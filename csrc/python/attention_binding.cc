@@ -30,7 +30,10 @@ size_t product(std::initializer_list<size_t> factors) {
   return p;
 }
 
-const void* expect_bytes(const char* name, const Bytes& array, size_t bytes) {
+// The caller's own memory: what pybind11 would convert would be gone by the time of the call.
+const void* expect_bytes(const char* name, const py::handle& value, size_t bytes) {
+  if (!py::isinstance<Bytes>(value)) throw std::invalid_argument(std::string(name) + ": expected a contiguous uint8 array");
+  const Bytes array = value.cast<Bytes>();
   if (static_cast<size_t>(array.size()) != bytes)
     throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(bytes) + " bytes, got " +
                                 std::to_string(array.size()));
@@ -99,7 +102,7 @@ class NativeAttention {
     in->queries = s.queries;
     in->total_length = s.total;
     const auto bytes = [&](const char* name, size_t count, size_t size) -> const void* {
-      return tensors.contains(name) ? expect_bytes(name, tensors[name].cast<Bytes>(), count * size) : nullptr;
+      return tensors.contains(name) ? expect_bytes(name, tensors[name], count * size) : nullptr;
     };
     const auto required = [&](const char* name, size_t count, size_t size) {
       if (const void* data = bytes(name, count, size)) return data;

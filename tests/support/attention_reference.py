@@ -250,7 +250,8 @@ def _weighted(
     The computed maximum is subtracted from all scores alike, so its own error cancels. A weight carries, in its exponent,
     the error of its score and u for each unit of distance to the maximum (the distances between successive maxima add up
     to that), the exponential's error, and for each block of keys at most one more exponential and product, where the maximum
-    moves, and two of these at the end, where parts are merged. Sums are of as many terms as there are keys, blocks and parts.
+    moves, and two of these at the end, where parts are merged. Sums are of as many terms as there are keys, blocks and
+    parts.
     With numerator n ± N and denominator d ± D the quotient's error is at most (N + |n / d|·D) / (d - D).
     """
     keys = seen.shape[1]
