@@ -62,6 +62,7 @@ Tests all_tests(const std::vector<Isa>& levels, size_t stress_shapes) {
     add_pack_tests(level, tests);
     add_combine_tests(level, tests);
     add_router_tests(level, tests);
+    add_attention_tests(level, tests);
     if (level == Isa::kAmx) add_amx_tests(tests);
   }
   if (amx_is_emulated()) add_emulator_tests(tests);

@@ -14,6 +14,7 @@ void add_activation_tests(Isa level, Tests& tests);
 void add_pack_tests(Isa level, Tests& tests);
 void add_combine_tests(Isa level, Tests& tests);
 void add_router_tests(Isa level, Tests& tests);
+void add_attention_tests(Isa level, Tests& tests);
 void add_amx_tests(Tests& tests);
 void add_emulator_tests(Tests& tests);
 
