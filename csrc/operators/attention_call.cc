@@ -46,13 +46,19 @@ struct AttentionCall::Scratch {
         state(state_floats(rows, call.in_.values.size)),
         token(std::max(call.in_.keys.size, call.in_.values.size)),
         visible(rows),
-        bias(rows) {}
+        bias(rows),
+        parts(plan::kAttentionParts),
+        terms(plan::kAttentionParts) {}
 
   Rotation rotation;
   std::vector<float> queries, scores, state, token;
   std::vector<kernels::KeyRange> visible;
   std::vector<const void*> bias;
+  std::vector<kernels::AttentionState> parts;
+  std::vector<kernels::CombineTerm> terms;
 };
+
+AttentionCall::~AttentionCall() = default;
 
 AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops)
     : in_(in), rule_(rule), ops_(ops) {
@@ -82,14 +88,19 @@ AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rul
 void AttentionCall::run(const runtime::Pool& pool) {
   const size_t items = in_.batch * rule_.kv_heads + plan_.units.size();
   if (items == 0) return;
+  const size_t threads = std::max<size_t>(1, std::min(pool.threads, items));
+  for (size_t i = 0; i < threads; ++i) scratch_.push_back(std::make_unique<Scratch>(*this, plan_.most_rows));
   pool.parallel_for(
-      pool.context, std::max<size_t>(1, std::min(pool.threads, items)),
-      [](void* data, size_t) { static_cast<AttentionCall*>(data)->work(); }, this);
+      pool.context, threads,
+      [](void* data, size_t i) {
+        AttentionCall* const call = static_cast<AttentionCall*>(data);
+        call->work(*call->scratch_[i]);
+      },
+      this);
 }
 
-void AttentionCall::work() {
+void AttentionCall::work(Scratch& scratch) {
   const size_t caches = in_.batch * rule_.kv_heads, items = caches + plan_.units.size();
-  Scratch scratch(*this, plan_.most_rows);
   for (size_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) {
     if (item >= caches) {
       attend(plan_.units[item - caches], scratch);
@@ -192,22 +203,20 @@ void AttentionCall::attend(const plan::AttentionUnit& unit, Scratch& scratch) {
   args.scores = scratch.scores.data();
   args.state = state;
   ops_.attend(args);
-  if (unit.parts == 1) return finish(unit, &state);
+  if (unit.parts == 1) return finish(unit, &state, scratch);
   // The last to come sees what all others wrote.
   if (done_[unit.block].fetch_add(1, std::memory_order_acq_rel) + 1 < unit.parts) return;
-  std::vector<kernels::AttentionState> parts;
   const size_t first = static_cast<size_t>(&unit - plan_.units.data()) - unit.part;
   for (size_t part = 0; part < unit.parts; ++part) {
     float* const floats = &partials_[state_floats(partial_begin_[first + part], in_.values.size)];
-    parts.push_back({floats, floats + args.rows, floats + 2 * args.rows, state.ld});
+    scratch.parts[part] = {floats, floats + args.rows, floats + 2 * args.rows, state.ld};
   }
-  finish(unit, parts.data());
+  finish(unit, scratch.parts.data(), scratch);
 }
 
 // Σ of the parts, each brought to the common maximum, over the sum of their weights and the sink's.
-void AttentionCall::finish(const plan::AttentionUnit& unit, const kernels::AttentionState* parts) const {
+void AttentionCall::finish(const plan::AttentionUnit& unit, const kernels::AttentionState* parts, Scratch& scratch) const {
   const size_t group = problem_.group, size = in_.values.size;
-  std::vector<kernels::CombineTerm> terms(unit.parts);
   for (size_t row = 0; row < unit.queries * group; ++row) {
     const size_t head = unit.head * group + row % group, query = unit.query + row / group;
     const float sink = sink_of(head);
@@ -219,10 +228,10 @@ void AttentionCall::finish(const plan::AttentionUnit& unit, const kernels::Atten
     for (size_t p = 0; p < unit.parts; ++p) {
       // Without any key the sum is 0, and so is the answer.
       const float weight = sum == 0.0f ? 0.0f : std::exp(parts[p].most[row] - shift) / sum;
-      terms[p] = {parts[p].values + row * parts[p].ld, nullptr, weight, 1, 0};
+      scratch.terms[p] = {parts[p].values + row * parts[p].ld, nullptr, weight, 1, 0};
     }
     const size_t place = ((unit.batch * in_.queries + query) * rule_.heads + head) * size;
-    ops_.combine({terms.data(), terms.size(), size, at(in_.output, place, in_.type), in_.type});
+    ops_.combine({scratch.terms.data(), unit.parts, size, at(in_.output, place, in_.type), in_.type});
   }
 }
 

@@ -44,22 +44,41 @@ operators::AttentionAttributes read_attributes(const OrtKernelInfo* info) {
   return a;
 }
 
-// The buffer of a present cache. It may be that of the past, if both have one shape; anything else that they share would be
+// Bytes of the call's memory, and what messages call them.
+struct Region {
+  std::string name;
+  const uint8_t* begin;
+  size_t bytes;
+
+  bool overlaps(const Region& other) const {
+    return begin && other.begin && begin < other.begin + other.bytes && other.begin < begin + bytes;
+  }
+};
+
+// Present caches may lie where their own past lies, if both have one shape. Anything else that they share would be
 // overwritten while it is read.
-void* present_of(const Ort::KernelContext& context, size_t output, const operators::Cache& cache,
-                 const std::vector<int64_t>& shape, DataType type) {
-  const std::string name = output == 1 ? "output 1 (present_key)" : "output 2 (present_value)";
-  uint8_t* const present = static_cast<uint8_t*>(context.GetOutput(output, shape).GetTensorMutableRawData());
-  const uint8_t* const past = static_cast<const uint8_t*>(cache.past);
-  if (!past || !present) return present;
-  const size_t rows = static_cast<size_t>(shape[0] * shape[1]), row_bytes = cache.size * size_of(type);
-  if (past == present && cache.past_length == cache.present_length) return present;
-  const uint8_t* const past_end = past + rows * cache.past_length * row_bytes;
-  const uint8_t* const present_end = present + rows * cache.present_length * row_bytes;
-  if (past < present_end && present < past_end)
-    fail(name + ": expected the buffer of the past, of " + to_string(cache.present_length) +
-         " rows, or one apart from it; got one that overlaps it, which has " + to_string(cache.past_length) + " rows");
-  return present;
+void check_buffers(const operators::AttentionInputs& in, size_t heads) {
+  const auto region = [&](const char* name, const void* data, size_t length, size_t size) {
+    return Region{name, static_cast<const uint8_t*>(data), in.batch * heads * length * size * size_of(in.type)};
+  };
+  const auto past = [&](const char* name, const operators::Cache& c) {
+    return region(name, c.past, c.past_length, c.size);
+  };
+  const auto present = [&](const char* name, const operators::Cache& c) {
+    return region(name, c.present, c.present_length, c.size);
+  };
+  const Region pasts[] = {past("input 3 (past_key)", in.keys), past("input 4 (past_value)", in.values)};
+  const Region presents[] = {present("output 1 (present_key)", in.keys), present("output 2 (present_value)", in.values)};
+  for (size_t i = 0; i < 2; ++i)
+    for (size_t j = 0; j < 2; ++j) {
+      if (!presents[i].overlaps(pasts[j])) continue;
+      if (i == j && presents[i].begin == pasts[j].begin && presents[i].bytes == pasts[j].bytes) continue;
+      fail(presents[i].name + ": expected a buffer of its own, or that of " + pasts[i].name + " if both have " +
+           to_string(in.keys.present_length) + " rows; got one that overlaps " + pasts[j].name + ", which has " +
+           to_string(in.keys.past_length) + " rows");
+    }
+  if (presents[0].overlaps(presents[1]))
+    fail(presents[1].name + ": expected a buffer of its own, got one that overlaps " + presents[0].name);
 }
 
 }  // namespace
@@ -89,8 +108,9 @@ void AttentionKernel::compute(OrtKernelContext* raw) const {
   const int64_t key_size = static_cast<int64_t>(in.keys.size), value_size = static_cast<int64_t>(in.values.size);
   const int64_t width = static_cast<int64_t>(rule.heads) * value_size;
   in.output = context.GetOutput(0, {batch, queries, width}).GetTensorMutableRawData();
-  in.keys.present = present_of(context, 1, in.keys, {batch, heads, length, key_size}, in.type);
-  in.values.present = present_of(context, 2, in.values, {batch, heads, length, value_size}, in.type);
+  in.keys.present = context.GetOutput(1, {batch, heads, length, key_size}).GetTensorMutableRawData();
+  in.values.present = context.GetOutput(2, {batch, heads, length, value_size}).GetTensorMutableRawData();
+  check_buffers(in, rule.kv_heads);
   attention_->run(in, {raw, parallel_for, threads_});
 }
 

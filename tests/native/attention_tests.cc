@@ -146,7 +146,7 @@ void check_row(const AttentionCase& c, const Operands& o, size_t row, Outcome& o
   const double most = o.state.get(row), sum = o.state.get(c.rows + row);
   if (visible.begin == visible.end)
     return outcome.require(most == -INFINITY && sum == 0, "a row that sees nothing has a sum: " + c.text());
-  // The error of a weight: its score, the distance to the maximum, the exponential, and the blocks in which the maximum moves.
+  // The error of a weight: its score, the distance to the maximum, the exponential, and blocks in which the maximum moves.
   const double blocks = static_cast<double>(c.keys / kernels::kAttentionKeys + 3);
   double total = 0, total_error = 0;
   std::vector<double> values(c.value_size), errors(c.value_size);

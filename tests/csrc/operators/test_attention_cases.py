@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.attention_native import assert_attends, run_native
-from support.attention_reference import make_case
+from support.attention_native import assert_attends, assert_inside, run_native
+from support.attention_reference import attend, make_case
 from support.elements import ELEMENTS
 from support.levels import every_level
 
@@ -148,7 +148,19 @@ def test_partial_rotary(isa, size, rotary, interleaved):
 @every_level
 @pytest.mark.parametrize(("queries", "batch"), [(1, 2), (64, 1)])
 def test_long_caches(isa, queries, batch):
-    """T10. Offsets of more than 2^31 bytes do not fit here; this is what does: 70000 rows."""
+    """T10, with a small head."""
     rng = np.random.default_rng(0)
     case = make_case(rng, batch=batch, kv_heads=1, group=2, size=32, queries=queries, past=70_000, kind="bfloat16")
     assert_attends(case, isa=isa, threads=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("queries", "batch"), [(1, 2), (256, 1)])
+def test_long_caches_of_a_real_layer(queries, batch):
+    """T10. 32 heads over 8 of 128. The last head of the last sequence is compared, which lies furthest."""
+    rng = np.random.default_rng(0)
+    case = make_case(rng, batch=batch, kv_heads=8, group=4, size=128, queries=queries, past=70_000)
+    output, keys, values = run_native(case, threads=2)
+    last = replace(case, kv_heads=1, query=case.query[-1:, :, 28:], seqlens_k=case.seqlens_k[-1:])
+    expected = attend(last, keys[-1:, 7:], values[-1:, 7:])
+    assert_inside(output[-1:, :, 28:], expected.values, expected.errors, "output")

@@ -163,24 +163,65 @@ def test_the_session_answers_the_next_call():
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("shift", [0, 64])
-def test_present_buffers_that_overlap_the_past_and_are_not_it(shift):
-    """The buffer of a shorter past, or one that begins within it, would be overwritten while it is read."""
-    session = attention_session(CASE, FEEDS)
+def run_with_buffers(case, places: dict[str, int]) -> None:
+    """Binds these caches at these elements of one memory."""
+    feeds = feeds_of(case)
+    session = attention_session(case, feeds)
     binding = session.io_binding()
-    memory = np.zeros(2 * 2 * 8 * 32 + 64, np.float32)
-    memory[: FEEDS["past_key"].size] = FEEDS["past_key"].reshape(-1)
-    for name, value in FEEDS.items():
-        if name != "past_key":
+    memory = np.zeros(1 << 14, np.float32)
+
+    def bind(put, name, shape):
+        put(name, "cpu", 0, np.float32, shape, memory.ctypes.data + 4 * places[name])
+
+    for name, value in feeds.items():
+        if name in places:
+            bind(binding.bind_input, name, value.shape)
+        else:
             binding.bind_cpu_input(name, value)
-    binding.bind_input("past_key", "cpu", 0, np.float32, FEEDS["past_key"].shape, memory.ctypes.data)
-    binding.bind_output("output")
-    binding.bind_output("present_key", "cpu", 0, np.float32, (2, 2, 8, 32), memory.ctypes.data + 4 * shift)
-    binding.bind_output("present_value")
+    for name in ("output", "present_key", "present_value"):
+        if name in places:
+            bind(binding.bind_output, name, (2, 2, case.length, 32))
+        else:
+            binding.bind_output(name)
+    session.run_with_iobinding(binding)
+
+
+ROOMY = make_case(RNG, batch=2, kv_heads=2, group=2, queries=3, past=5, capacity=8)
+OVERLAPS = [
+    (CASE, {"past_key": 0, "present_key": 0}, "key", "key", 5),
+    (CASE, {"past_key": 0, "present_key": 64}, "key", "key", 5),
+    (CASE, {"past_key": 64, "present_key": 0}, "key", "key", 5),
+    (ROOMY, {"past_key": 0, "present_key": 32}, "key", "key", 8),
+    (ROOMY, {"past_value": 0, "present_value": 32}, "value", "value", 8),
+    (ROOMY, {"past_value": 0, "present_key": 0}, "key", "value", 8),
+    (ROOMY, {"past_key": 0, "present_value": 0}, "value", "key", 8),
+]
+
+
+@pytest.mark.parametrize(("case", "places", "present", "past", "rows"), OVERLAPS)
+def test_present_buffers_that_overlap_a_past_and_are_not_their_own(case, places, present, past, rows):
+    output, inputs = {"key": 1, "value": 2}[present], {"key": 3, "value": 4}
     with pytest.raises(RuntimeError) as error:
-        session.run_with_iobinding(binding)
-    assert_refused(error, "output 1 (present_key): expected the buffer of the past, of 8 rows, or one apart from it; "
-                          "got one that overlaps it, which has 5 rows")  # fmt: skip
+        run_with_buffers(case, places)
+    assert_refused(
+        error,
+        f"output {output} (present_{present}): expected a buffer of its own, or that of input {inputs[present]} "
+        f"(past_{present}) if both have 8 rows; got one that overlaps input {inputs[past]} (past_{past}), which has "
+        f"{rows} rows",
+    )
+
+
+def test_present_buffers_that_overlap_each_other():
+    with pytest.raises(RuntimeError) as error:
+        run_with_buffers(ROOMY, {"present_key": 0, "present_value": 100})
+    message = "expected a buffer of its own, got one that overlaps output 1 (present_key)"
+    assert_refused(error, f"output 2 (present_value): {message}")
+
+
+def test_buffers_beside_each_other_are_none_that_overlap():
+    size = ROOMY.past_key.size
+    run_with_buffers(ROOMY, {name: i * size for i, name in enumerate(("past_key", "present_key", "past_value"))})
+    run_with_buffers(ROOMY, {"past_key": 0, "present_key": 0, "past_value": size, "present_value": size})
 
 
 def test_a_fourth_output_is_refused_by_onnxruntime_itself():
