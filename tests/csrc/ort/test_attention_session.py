@@ -105,7 +105,9 @@ def test_attributes_that_are_absent_have_the_default_of_the_description():
 
 
 def peer(case: AttentionCase) -> list[np.ndarray]:
-    """What ONNX Runtime's own operator answers."""
+    """What ONNX Runtime's own operator answers, told the same window: up to 1.23 the query's own key was not counted."""
+    if case.window != -1 and onnxruntime.__version__.startswith("1.23."):
+        case = replace(case, window=case.window - 1)
     feeds = feeds_of(case)
     if case.bias is None and case.past_key is None:
         # It wants a past, be it empty.
