@@ -88,6 +88,16 @@ def test_rows_that_see_nothing_give_zeros(isa, sink):
 
 
 @every_level
+@pytest.mark.parametrize("past", [0, 20])
+def test_sequences_of_a_batch_have_lengths_of_their_own(isa, past):
+    """Each query is turned by its own position and sees its own keys, whatever the other sequences have."""
+    case = make_case(RNG, batch=3, kv_heads=2, group=2, queries=12, past=past, rotary=16, window=8)
+    case = replace(case, seqlens_k=np.array([2, 11 + past, 6], np.int32))
+    output, *_ = assert_attends(case, isa=isa)
+    assert [np.abs(output[b]).max(axis=(1, 2)).astype(bool).sum() for b in range(3)] == [3, 12, 7]
+
+
+@every_level
 def test_a_row_masked_by_the_lowest_number_is_the_mean(isa):
     """T05. As exporters mask: the graph's softmax of equal numbers is uniform, and finite."""
     case = uniform_case(4, bias=np.full((1, 1, 4, 4), np.finfo(np.float32).min))
