@@ -89,12 +89,7 @@ AttentionKernel::AttentionKernel(const OrtKernelInfo* info, const Settings& sett
 }
 
 OrtStatusPtr AttentionKernel::ComputeV2(OrtKernelContext* context) {
-  try {
-    compute(context);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return status_of(node_, error);
-  }
+  return guarded(node_, [&] { compute(context); });
 }
 
 void AttentionKernel::compute(OrtKernelContext* raw) const {
@@ -115,12 +110,7 @@ void AttentionKernel::compute(OrtKernelContext* raw) const {
 }
 
 OrtStatusPtr AttentionOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {
-  try {
-    *kernel = new AttentionKernel(info, settings_);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return status_of(node_name(kOperator, info), error);
-  }
+  return guarded(node_name(kOperator, info), [&] { *kernel = new AttentionKernel(info, settings_); });
 }
 
 size_t AttentionOp::GetInputTypeCount() const { return kAttentionInputs; }

@@ -121,12 +121,7 @@ MoeKernel::MoeKernel(const OrtKernelInfo* raw, const Settings& settings)
 }
 
 OrtStatusPtr MoeKernel::ComputeV2(OrtKernelContext* context) {
-  try {
-    compute(context);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return status_of(node_, error);
-  }
+  return guarded(node_, [&] { compute(context); });
 }
 
 void MoeKernel::compute(OrtKernelContext* raw) const {
@@ -151,12 +146,7 @@ void MoeKernel::compute(OrtKernelContext* raw) const {
 }
 
 OrtStatusPtr MoeOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {
-  try {
-    *kernel = new MoeKernel(info, settings_);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return status_of(node_name(kOperator, info), error);
-  }
+  return guarded(node_name(kOperator, info), [&] { *kernel = new MoeKernel(info, settings_); });
 }
 
 // Y has X's type and shape. The C++ wrapper for this would make every output a float. An unnamed unknown dimension cannot

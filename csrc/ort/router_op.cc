@@ -52,12 +52,7 @@ RouterKernel::RouterKernel(const OrtKernelInfo* info, const Settings& settings)
 }
 
 OrtStatusPtr RouterKernel::ComputeV2(OrtKernelContext* context) {
-  try {
-    compute(context);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return status_of(node_, error);
-  }
+  return guarded(node_, [&] { compute(context); });
 }
 
 void RouterKernel::compute(OrtKernelContext* raw) const {
@@ -81,12 +76,7 @@ void RouterKernel::compute(OrtKernelContext* raw) const {
 }
 
 OrtStatusPtr RouterOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {
-  try {
-    *kernel = new RouterKernel(info, settings_);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return status_of(node_name(kOperator, info), error);
-  }
+  return guarded(node_name(kOperator, info), [&] { *kernel = new RouterKernel(info, settings_); });
 }
 
 }  // namespace ort_hina::ort

@@ -36,4 +36,15 @@ std::string node_name(const char* operator_name, const OrtKernelInfo* info);
 // The error that a session or a call answers with; `node` begins the message.
 OrtStatusPtr status_of(const std::string& node, const std::exception& error);
 
+// What `body` throws becomes that error: no exception may reach ONNX Runtime.
+template <typename Body>
+OrtStatusPtr guarded(const std::string& node, const Body& body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return status_of(node, error);
+  }
+}
+
 }  // namespace ort_hina::ort
