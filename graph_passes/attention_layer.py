@@ -85,6 +85,8 @@ class AttentionLayer:
     qk_norm_epsilon: float = 1e-6
     dtype: ir.DataType | None = None
     """Of query, key, value, caches and output."""
+    output_dtype: ir.DataType | None = None
+    """What the graph takes the output in, if that is another type."""
     before: tuple[ir.Node, ...] = ()
     """New nodes that compute some of the inputs, in order. Layers may share them: those that are in the graph already are
     left where they are."""

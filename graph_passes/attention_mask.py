@@ -117,6 +117,8 @@ def hides_rows_without_keys(tensors: Tensors, condition: ir.Value, proof: MaskPr
     if scalar(node.inputs[1]) != (1 if node.op_type == "Less" else 0):
         return False
     total = node.inputs[0].producer()
+    while total is not None and total.op_type == "Cast":  # no rounding takes a sum of 0 and 1 across 1
+        total = total.inputs[0].producer()
     if total is None or total.op_type != "ReduceSum" or not attribute(total, "keepdims", 1):
         return False
     counted = total.inputs[0]
