@@ -32,10 +32,14 @@ struct AttentionRule {
   size_t group() const { return heads / kv_heads; }
 };
 
-// New tokens: the heads of a token beside each other, tokens `stride` elements apart.
+// New tokens: element i of a head lies at [batch·batch_stride + token·token_stride + head·head_stride + i].
 struct TokenRows {
   const void* data;
-  size_t stride;
+  size_t batch_stride, token_stride, head_stride;
+
+  size_t place(size_t batch, size_t token, size_t head) const {
+    return batch * batch_stride + token * token_stride + head * head_stride;
+  }
 };
 
 // One of the caches: [batch, kv_heads, length, size]. `present` may be `past` itself, of the same length: only new rows are
@@ -52,8 +56,11 @@ struct AttentionInputs {
   size_t batch, queries;
   TokenRows query, key, value;
   Cache keys, values;         // lengths of both are the same
-  const int32_t* seqlens_k;   // [batch]: new and past keys, less 1
-  size_t total_length;        // total_sequence_length
+  const int32_t* seqlens_k;   // [batch]: new and past keys, less 1; null: total_length keys each
+  size_t total_length;        // total_sequence_length, or what stands for it
+  bool total_is_mask_width;   // for messages
+  const void* mask;           // [batch, total_length]; a key is seen only where it is not 0; null: everywhere
+  size_t mask_bytes;          // of an element
   RotaryTable rotary;
   const int64_t* position_ids;  // [batch, queries]; null: they go on from the past
   const void* bias;             // null: none; rows of total_length elements

@@ -120,7 +120,7 @@ ONNXTensorElementDataType AttentionOp::GetInputType(size_t i) const {
 }
 
 OrtCustomOpInputOutputCharacteristic AttentionOp::GetInputCharacteristic(size_t i) const {
-  return i == kQuery || i == kSeqlensK || i == kTotalSequenceLength ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+  return i == kQuery ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
 }
 
 }  // namespace ort_hina::ort

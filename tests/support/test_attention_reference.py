@@ -51,6 +51,10 @@ MISTAKES = {
     "no rotation": {"cos": None, "sin": None},
     "positions": {"position_ids": np.tile(np.arange(20), (2, 1))},
     "lengths": {"seqlens_k": np.array([30, 29], np.int32)},
+    "no lengths": {"seqlens_k": None, "total": 30},
+    "mask of all but one": {"mask": np.arange(31)[None] + np.zeros((2, 1)) != 15},
+    "padding": {"mask": np.arange(31)[None] + np.zeros((2, 1)) >= 13},
+    "angles of each token": {"cos": CASE.cos[None, :20], "sin": CASE.sin[None, :20]},
     "bias": {"bias": np.full((1, 1, 20, 31), 0.0, np.float32) + np.linspace(0, 0.01, 31, dtype=np.float32)},
 }
 
