@@ -27,6 +27,12 @@ bool flag(const char* name, int64_t value) {
   return value == 1;
 }
 
+float epsilon(const char* name, float value) {
+  if (!(value > 0.0f) || std::isinf(value))
+    refuse(std::string("attribute ") + name, "a finite number of more than 0", to_string(value));
+  return value;
+}
+
 AttentionRule rule_of(const AttentionAttributes& a) {
   AttentionRule rule;
   rule.heads = positive("num_heads", a.num_heads);
@@ -49,6 +55,9 @@ AttentionRule rule_of(const AttentionAttributes& a) {
   if (a.smooth_softmax < -1 || a.smooth_softmax > 1)
     refuse("attribute smooth_softmax", "-1, 0 or 1", to_string(a.smooth_softmax));
   rule.smooth = a.smooth_softmax == 1;
+  epsilon("qk_norm_epsilon", a.qk_norm_epsilon);
+  rule.query_epsilon = epsilon("q_norm_epsilon", a.q_norm_epsilon);
+  rule.key_epsilon = epsilon("k_norm_epsilon", a.k_norm_epsilon);
   return rule;
 }
 

@@ -17,6 +17,9 @@ struct AttentionAttributes {
   int64_t do_rotary = 0;
   int64_t rotary_interleaved = 0;
   int64_t smooth_softmax = -1;
+  float qk_norm_epsilon = 1e-6f;
+  // Absent: qk_norm_epsilon.
+  float q_norm_epsilon = 1e-6f, k_norm_epsilon = 1e-6f;
 };
 
 // The same, checked.
@@ -28,6 +31,7 @@ struct AttentionRule {
   bool causal = true;
   bool rotary = false, rotary_interleaved = false;
   bool smooth = false;
+  float query_epsilon = 0.0f, key_epsilon = 0.0f;
 
   size_t group() const { return heads / kv_heads; }
 };
@@ -40,6 +44,13 @@ struct TokenRows {
   size_t place(size_t batch, size_t token, size_t head) const {
     return batch * batch_stride + token * token_stride + head * head_stride;
   }
+};
+
+// RMSNorm of new tokens before the rotation, over each head or over all heads of a token.
+struct HeadNorm {
+  const void* weight = nullptr;  // [size of a head], or [heads, size]; null: no norm
+  DataType type = DataType::kF32;
+  bool of_token = false;
 };
 
 // One of the caches: [batch, kv_heads, length, size]. `present` may be `past` itself, of the same length: only new rows are
@@ -61,6 +72,7 @@ struct AttentionInputs {
   bool total_is_mask_width;   // for messages
   const void* mask;           // [batch, total_length]; a key is seen only where it is not 0; null: everywhere
   size_t mask_bytes;          // of an element
+  HeadNorm query_norm, key_norm;
   RotaryTable rotary;
   const int64_t* position_ids;  // [batch, queries]; null: they go on from the past
   const void* bias;             // null: none; rows of total_length elements

@@ -31,8 +31,8 @@ kernels::AttentionState empty_state(float* floats, size_t rows, size_t value_siz
 // What a thread needs beside the others.
 struct AttentionCall::Scratch {
   Scratch(const AttentionCall& call, size_t rows)
-      : query_heads(call.in_, call.in_.query, call.ops_),
-        key_heads(call.in_, call.in_.key, call.ops_),
+      : query_heads(call.in_, call.in_.query, call.rule_.heads, call.query_norm_.get(), call.ops_),
+        key_heads(call.in_, call.in_.key, call.rule_.kv_heads, call.key_norm_.get(), call.ops_),
         queries(rows * padded_head(call.in_.keys.size)),
         scores(rows * kAttentionKeys),
         state(state_floats(rows, call.in_.values.size)),
@@ -69,6 +69,8 @@ AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rul
     partial_begin_.push_back(row);
     if (unit.parts > 1) row += unit.queries * problem_.group;
   }
+  query_norm_ = norm_of(in.query_norm, rule.heads, rule.query_epsilon);
+  key_norm_ = norm_of(in.key_norm, rule.kv_heads, rule.key_epsilon);
   partials_.resize(state_floats(plan_.partial_rows, in.values.size));
   if (in.sink) {
     sinks_.resize(rule.heads);
@@ -89,6 +91,12 @@ void AttentionCall::read_sequences() {
     sequence.seen = runs.empty() ? kernels::KeyRange{0, 0} : kernels::KeyRange{runs.front().begin, runs.back().end};
     problem_.batch.push_back(sequence);
   }
+}
+
+std::unique_ptr<RmsNorm> AttentionCall::norm_of(const HeadNorm& norm, size_t heads, float epsilon) const {
+  if (!norm.weight) return nullptr;
+  const size_t size = norm.of_token ? heads * in_.keys.size : in_.keys.size;
+  return std::make_unique<RmsNorm>(norm.weight, norm.type, size, epsilon, ops_);
 }
 
 void AttentionCall::run(const runtime::Pool& pool) {

@@ -23,6 +23,7 @@ class AttentionCall {
   struct Scratch;
 
   void read_sequences();
+  std::unique_ptr<RmsNorm> norm_of(const HeadNorm& norm, size_t heads, float epsilon) const;
   void work(Scratch& scratch);
   void attend(const plan::AttentionUnit& unit, Scratch& scratch);
   void sum_keys(const plan::AttentionUnit& unit, const kernels::AttentionState& state, Scratch& scratch) const;
@@ -38,6 +39,7 @@ class AttentionCall {
   plan::AttentionProblem problem_;
   std::vector<std::vector<kernels::KeyRange>> runs_;  // of the keys of each sequence that its mask lets be seen
   plan::AttentionPlan plan_;
+  std::unique_ptr<RmsNorm> query_norm_, key_norm_;  // null: none
   std::vector<float> sinks_;  // of each head; empty: none
   std::vector<std::unique_ptr<Scratch>> scratch_;  // of each thread, made before the region, which must not throw
   std::atomic<size_t> next_{0};

@@ -44,6 +44,8 @@ class Reader {
     read_past();
     read_lengths();
     read_mask();
+    in_.query_norm = norm_of(kQNormWeight, rule_.heads);
+    in_.key_norm = norm_of(kKNormWeight, rule_.kv_heads);
     read_rotary();
     read_positions();
     read_bias();
@@ -85,7 +87,7 @@ class Reader {
   static int64_t signed_(size_t x) { return static_cast<int64_t>(x); }
 
   void refuse_what_is_not_supported() const {
-    for (size_t input : {kKScale, kVScale, kQNormWeight, kKNormWeight, kQuerySeqlens})
+    for (size_t input : {kKScale, kVScale, kQuerySeqlens})
       if (tensor(input).present) refuse(input, "none: it is not supported", "a tensor");
   }
 
@@ -212,6 +214,20 @@ class Reader {
     }
     expect_shape(kAttentionMask, mask, {signed_(in_.batch), signed_(in_.total_length)});
     in_.mask = mask.data;
+  }
+
+  // Over each head, or over all heads of a token.
+  operators::HeadNorm norm_of(size_t input, size_t heads) const {
+    const Tensor t = tensor(input);
+    if (!t.present) return {};
+    const DataType type = floating_type(t.type, attention_input_name(input));
+    if (type != in_.type && type != DataType::kF32)
+      refuse(input, in_.type == DataType::kF32 ? "float" : std::string(name_of(in_.type)) + " as the query, or float",
+             type_name(t.type));
+    const size_t size = in_.keys.size;
+    const Shape each = {signed_(size)}, all = {signed_(heads * size)};
+    if (t.shape != each && t.shape != all) refuse(input, "shape " + describe(each) + " or " + describe(all), describe(t.shape));
+    return {t.data, type, t.shape != each};
   }
 
   void read_rotary() {

@@ -21,6 +21,10 @@ operators::AttentionAttributes attention_attributes(const py::dict& a) {
   take(a, "do_rotary", &r.do_rotary);
   take(a, "rotary_interleaved", &r.rotary_interleaved);
   take(a, "smooth_softmax", &r.smooth_softmax);
+  take(a, "qk_norm_epsilon", &r.qk_norm_epsilon);
+  r.q_norm_epsilon = r.k_norm_epsilon = r.qk_norm_epsilon;
+  take(a, "q_norm_epsilon", &r.q_norm_epsilon);
+  take(a, "k_norm_epsilon", &r.k_norm_epsilon);
   return r;
 }
 
@@ -53,6 +57,8 @@ struct Sizes {
     take(d, "rotary_width", &width);
     take(d, "rotary_batch", &rotary_batch);
     take(d, "mask_bytes", &mask_bytes);
+    take(d, "q_norm_heads", &q_norm_heads);
+    take(d, "k_norm_heads", &k_norm_heads);
     take(d, "bias_batch", &bias_batch);
     take(d, "bias_heads", &bias_heads);
     if (key == 0 || value == 0) throw std::invalid_argument("key_size, value_size: expected at least 1");
@@ -66,6 +72,7 @@ struct Sizes {
   size_t bias_batch = 1, bias_heads = 1;
   size_t rotary_batch = 0;  // 0: a table of positions
   size_t mask_bytes = 1;
+  size_t q_norm_heads = 1, k_norm_heads = 1;
 };
 
 // A node, ready to run.
@@ -132,6 +139,12 @@ class NativeAttention {
     in->seqlens_k = static_cast<const int32_t*>(bytes("seqlens_k", s.batch, sizeof(int32_t)));
     in->mask = bytes("attention_mask", s.batch * s.total, s.mask_bytes);
     in->mask_bytes = s.mask_bytes;
+    const auto norm = [&](const char* name, size_t normed, size_t heads) -> operators::HeadNorm {
+      if (normed != 1 && normed != heads) throw std::invalid_argument(std::string(name) + ": expected 1 head, or all");
+      return {bytes(name, normed * s.key, size_of(type_of(name))), type_of(name), normed != 1};
+    };
+    in->query_norm = norm("q_norm_weight", s.q_norm_heads, rule.heads);
+    in->key_norm = norm("k_norm_weight", s.k_norm_heads, rule.kv_heads);
     if (rule.rotary) {
       const size_t angles = std::max<size_t>(1, s.rotary_batch) * s.positions * s.width;
       in->rotary.type = type_of("cos_cache");
@@ -166,9 +179,9 @@ void bind_attention(py::module_& m) {
            py::arg("in_place") = false, py::arg("types") = py::dict(),
            "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to "
            "uint8 view; sizes: batch, queries, key_size, value_size, past, total, and of what is given rotary_positions, "
-           "rotary_width, rotary_batch (angles of each token), mask_bytes (of an element), bias_batch, bias_heads. in_place: "
-           "past_key and past_value are written and returned. types: of cos_cache (and sin_cache), attention_bias and "
-           "head_sink, where they have another than the query.");
+           "rotary_width, rotary_batch (angles of each token), mask_bytes (of an element), bias_batch, bias_heads, q_norm_heads "
+           "and k_norm_heads (1, or all). in_place: past_key and past_value are written and returned. types: of cos_cache (and "
+           "sin_cache), attention_bias, head_sink, q_norm_weight and k_norm_weight, where they have another than the query.");
 }
 
 }  // namespace ort_hina::python

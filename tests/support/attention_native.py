@@ -26,12 +26,19 @@ def sizes_of(case: AttentionCase) -> dict[str, int]:
         sizes |= {"bias_batch": case.bias.shape[0], "bias_heads": case.bias.shape[1]}
     if case.mask is not None:
         sizes["mask_bytes"] = case.mask.itemsize
+    for name, weight in (("q_norm_heads", case.q_norm), ("k_norm_heads", case.k_norm)):
+        if weight is not None:
+            sizes[name] = weight.size // case.query.shape[3]
     return sizes
 
 
 def types_of(case: AttentionCase) -> dict[str, str]:
     """Element types of tensors that have another than the query."""
-    return {} if case.angle_kind is None else {"cos_cache": case.angle_kind, "sin_cache": case.angle_kind}
+    kinds = {
+        "cos_cache": case.angle_kind, "sin_cache": case.angle_kind, "q_norm_weight": case.norm_kind,
+        "k_norm_weight": case.norm_kind,
+    }  # fmt: skip
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def tensors_of(case: AttentionCase) -> dict[str, np.ndarray]:
@@ -39,7 +46,7 @@ def tensors_of(case: AttentionCase) -> dict[str, np.ndarray]:
     floats = {
         "query": case.query, "key": case.key, "value": case.value, "past_key": case.past_key,
         "past_value": case.past_value, "cos_cache": case.cos, "sin_cache": case.sin, "attention_bias": case.bias,
-        "head_sink": case.sink,
+        "head_sink": case.sink, "q_norm_weight": case.q_norm, "k_norm_weight": case.k_norm,
     }  # fmt: skip
     types = types_of(case)
     tensors = {name: encode(x, types.get(name, case.kind)) for name, x in floats.items() if x is not None}
@@ -52,9 +59,11 @@ def tensors_of(case: AttentionCase) -> dict[str, np.ndarray]:
     return {name: guarded(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) for name, x in tensors.items()}
 
 
-def run_native(case: AttentionCase, *, isa: str = "", threads: int = 1, in_place: bool = False) -> Answer:
-    """output [B, S, H, Dv] and present caches [B, kv_heads, length, size], float64."""
-    node = _native.GroupQueryAttention(case.attributes(), isa)
+def run_native(
+    case: AttentionCase, *, isa: str = "", threads: int = 1, in_place: bool = False, attributes: dict | None = None
+) -> Answer:
+    """output [B, S, H, Dv] and present caches [B, kv_heads, length, size], float64. `attributes`: instead of the case's."""
+    node = _native.GroupQueryAttention(attributes or case.attributes(), isa)
     output, keys, values = node.run(case.kind, sizes_of(case), tensors_of(case), threads, in_place, types_of(case))
     lead = (case.query.shape[0], case.kv_heads, case.length)
     return (

@@ -43,6 +43,13 @@ class AttentionCase:
     """[B or 1, H or 1, S, total]"""
     sink: np.ndarray | None = None
     """[H]"""
+    q_norm: np.ndarray | None = None
+    """[D], or [H·D]: over the whole token; None: no norm"""
+    k_norm: np.ndarray | None = None
+    """[D] or [kv_heads·D]"""
+    norm_kind: str | None = None
+    """Element type of `q_norm` and `k_norm`; None: `kind`"""
+    epsilon: float = 1e-6
     mask: np.ndarray | None = None
     """bool, int32 or int64 [B, total]: a key is seen only where it is not 0"""
     kind: str = "float"
@@ -85,7 +92,7 @@ class AttentionCase:
             "softcap": float(self.softcap), "local_window_size": self.window, "causal": int(self.causal),
             "do_rotary": int(self.cos is not None), "rotary_interleaved": int(self.interleaved),
             "smooth_softmax": int(self.smooth),
-        }  # fmt: skip
+        } | ({} if self.q_norm is None and self.k_norm is None else {"qk_norm_epsilon": self.epsilon})  # fmt: skip
 
 
 @dataclass
@@ -142,23 +149,55 @@ def angles_of(case: AttentionCase, batch: int) -> list[np.ndarray]:
     return [table[positions][:, None] for table in tables]
 
 
-def rotated(case: AttentionCase, x: np.ndarray, batch: int) -> Bounded:
+def normalised(case: AttentionCase, x: np.ndarray, weight: np.ndarray | None) -> Bounded:
+    """RMSNorm of new tokens [rows, heads, D]: x·r·weight with r = 1 / sqrt(mean of x² + epsilon).
+
+    All terms of the sum are positive, so it is off by gamma(n), relative, and mean and epsilon by a rounding each; of the root
+    that is half. The root, its inverse and the two products are a rounding each.
+    """
+    if weight is None:
+        return Bounded(x, np.zeros_like(x))
+    size = x.shape[2]
+    weight = rounded(weight, case.norm_kind or case.kind).reshape(-1, size)
+    terms = weight.size
+    square = np.square(x).sum(axis=2 if terms == size else (1, 2), keepdims=True)
+    epsilon = np.float64(np.float32(case.epsilon))
+    mean = square / terms + epsilon
+    off = (1 + gamma(terms)) * (1 + UNIT) ** 2 - 1 + 2 * UNDERFLOW / mean
+    values = x / np.sqrt(mean) * weight
+    relative = (1 - off) ** -0.5 * (1 + UNIT) ** 4 - 1
+    return Bounded(values, relative * np.abs(values) + UNDERFLOW * (1 + np.abs(weight)))
+
+
+def rotated(case: AttentionCase, x: Bounded, batch: int) -> Bounded:
     """The new tokens of a sequence, [rows, heads, D], turned by their angles.
 
-    Of a turned element, a·cos - b·sin, two products and a sum are rounded: gamma(2)·(|a·cos| + |b·sin|).
+    Of a turned element, a·cos - b·sin, two products and a sum are rounded: gamma(2)·(|a·cos| + |b·sin|), with a and b as far
+    off as they may be.
     """
     if case.cos is None:
-        return Bounded(x, np.zeros_like(x))
+        return x
     width = case.cos.shape[-1]
     cos, sin = angles_of(case, batch)
     first = np.arange(width) * 2 if case.interleaved else np.arange(width)
     second = first + (1 if case.interleaved else width)
-    a, b = x[..., first], x[..., second]
-    values, errors = x.copy(), np.zeros_like(x)
+    a, b = x.values[..., first], x.values[..., second]
+    a_error, b_error = x.errors[..., first], x.errors[..., second]
+    values, errors = x.values.copy(), x.errors.copy()
     values[..., first], values[..., second] = a * cos - b * sin, b * cos + a * sin
-    errors[..., first] = gamma(2) * (np.abs(a * cos) + np.abs(b * sin)) + 2 * UNDERFLOW
-    errors[..., second] = gamma(2) * (np.abs(b * cos) + np.abs(a * sin)) + 2 * UNDERFLOW
+
+    def error(a, a_error, b, b_error):
+        own = a_error * np.abs(cos) + b_error * np.abs(sin)
+        return own + gamma(2) * (np.abs(a * cos) + np.abs(b * sin) + own) + 2 * UNDERFLOW
+
+    errors[..., first], errors[..., second] = error(a, a_error, b, b_error), error(b, b_error, a, a_error)
     return Bounded(values, errors)
+
+
+def new_heads(case: AttentionCase, batch: int, x: np.ndarray, weight: np.ndarray | None) -> Bounded:
+    """Queries or keys [S, heads, D] of the new tokens of a sequence, normalised and turned: [rows, heads, D]."""
+    _, rows = case.past_and_rows(batch)
+    return rotated(case, normalised(case, rounded(x[:rows], case.kind), weight), batch)
 
 
 def present_caches(case: AttentionCase) -> tuple[Bounded, np.ndarray]:
@@ -171,11 +210,13 @@ def present_caches(case: AttentionCase) -> tuple[Bounded, np.ndarray]:
             kept, rows = case.past_and_rows(b)
             if kept:
                 cache.values[b, :, :kept] = rounded(past[b, :, :kept], case.kind)
-            x = rounded(new[b, :rows], case.kind)
-            turned = rotated(case, x, b) if new is case.key else Bounded(x, np.zeros_like(x))
-            cache.values[b, :, kept : kept + rows] = turned.values.swapaxes(0, 1)
-            if new is case.key and case.cos is not None:
-                error = turned.errors + rounding(np.abs(turned.values) + turned.errors, case.kind)
+            if new is not case.key:
+                cache.values[b, :, kept : kept + rows] = rounded(new[b, :rows], case.kind).swapaxes(0, 1)
+                continue
+            heads = new_heads(case, b, new[b], case.k_norm)
+            cache.values[b, :, kept : kept + rows] = heads.values.swapaxes(0, 1)
+            if case.cos is not None or case.k_norm is not None:
+                error = heads.errors + rounding(np.abs(heads.values) + heads.errors, case.kind)
                 cache.errors[b, :, kept : kept + rows] = error.swapaxes(0, 1)
         caches.append(cache)
     return caches[0], caches[1].values
@@ -206,7 +247,7 @@ def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray) -> Bounded
     errors = np.zeros_like(out)
     for b in range(batch):
         _, rows = case.past_and_rows(b)
-        q = rotated(case, rounded(case.query[b, :rows], case.kind), b)
+        q = new_heads(case, b, case.query[b], case.q_norm)
         seen = visible(case, b)[:rows]
         for h in range(heads):
             kv = h // (heads // case.kv_heads)

@@ -43,7 +43,7 @@ def feeds_of(
     types = types_of(case)
     floats = rows | {
         "past_key": case.past_key, "past_value": case.past_value, "cos_cache": case.cos, "sin_cache": case.sin,
-        "attention_bias": case.bias, "head_sink": case.sink,
+        "attention_bias": case.bias, "head_sink": case.sink, "q_norm_weight": case.q_norm, "k_norm_weight": case.k_norm,
     }  # fmt: skip
     feeds = {
         name: rounded(x, types.get(name, case.kind)).astype(NUMPY_TYPE[types.get(name, case.kind)])

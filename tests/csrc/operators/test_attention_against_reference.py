@@ -48,6 +48,11 @@ def cases(draw) -> AttentionCase:
         case = replace(case, **draw(angles(case, rng)))
     if draw(st.booleans()):
         case = replace(case, mask=draw(masks(case, rng)))
+    for name, heads in (("q_norm", case.heads), ("k_norm", case.kv_heads)):
+        normed = draw(st.sampled_from([0, 0, 1, heads]))
+        if normed:
+            case = replace(case, **{name: rng.uniform(-2, 2, normed * size).astype(np.float32)})
+    case = replace(case, norm_kind=draw(st.sampled_from([None, "float"])), epsilon=draw(st.sampled_from([1e-6, 0.1])))
     return replace(case, smooth=extra == "smooth")
 
 

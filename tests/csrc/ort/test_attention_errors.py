@@ -40,6 +40,9 @@ def assert_refused(error, message: str) -> None:
         ({"do_rotary": -1}, "attribute do_rotary: expected 0 or 1, got -1"),
         ({"rotary_interleaved": 2}, "attribute rotary_interleaved: expected 0 or 1, got 2"),
         ({"smooth_softmax": 2}, "attribute smooth_softmax: expected -1, 0 or 1, got 2"),
+        ({"qk_norm_epsilon": 0.0}, "attribute qk_norm_epsilon: expected a finite number of more than 0, got 0.000000"),
+        ({"q_norm_epsilon": -1.0}, "attribute q_norm_epsilon: expected a finite number of more than 0, got -1.000000"),
+        ({"k_norm_epsilon": float("inf")}, "attribute k_norm_epsilon: expected a finite number of more than 0, got inf"),
         ({"qk_output": 1}, "attribute qk_output: expected 0, others are not supported, got 1"),
         ({"sliding_window_cache": 1}, "attribute sliding_window_cache: expected 0, others are not supported, got 1"),
         ({"kv_cache_bit_width": 8}, "attribute kv_cache_bit_width: expected 0, others are not supported, got 8"),
@@ -166,8 +169,18 @@ WRONG_INPUTS = [
     ({"head_sink": np.zeros(2, np.float32)}, "input 11 (head_sink): expected shape (4), got (2)"),
     *(
         ({name: np.ones(32, np.float32)}, f"input {place} ({name}): expected none: it is not supported, got a tensor")
-        for place, name in enumerate(("k_scale", "v_scale", "q_norm_weight", "k_norm_weight", "query_seqlens"), 12)
+        for place, name in ((12, "k_scale"), (13, "v_scale"), (16, "query_seqlens"))
     ),
+    ({"q_norm_weight": np.ones(64, np.float32)},
+     "input 14 (q_norm_weight): expected shape (32) or (128), got (64)"),
+    ({"k_norm_weight": np.ones((2, 32), np.float32)},
+     "input 15 (k_norm_weight): expected shape (32) or (64), got (2, 32)"),
+    ({"k_norm_weight": np.ones(128, np.float32)},
+     "input 15 (k_norm_weight): expected shape (32) or (64), got (128)"),
+    ({"q_norm_weight": np.ones(32, np.float16)},
+     "input 14 (q_norm_weight): expected float, got float16"),
+    ({"k_norm_weight": np.ones(32, np.int64)},
+     "input 15 (k_norm_weight) is int64, expected float, float16 or bfloat16"),
 ]  # fmt: skip
 
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 from support.attention_native import assert_answers
 from support.attention_reference import AttentionCase, make_case
-from support.attention_session import attention_session, feeds_of, run_session
+from support.attention_session import attention_model, attention_session, feeds_of, run_session
 from support.elements import ELEMENTS, NUMPY_TYPE, rounded
+from support.moe_session import create_session
 
 RNG = np.random.default_rng(0)
 CASE = make_case(RNG, batch=2, kv_heads=2, group=3, size=40, value_size=24, queries=5, past=11, rotary=8)
@@ -123,6 +125,61 @@ def test_padded_rows_in_float_types(kind):
     found = answer(case, heads_first=("query", "key", "value"), without=LENGTHS)
     assert_answers(case, found)
     assert (found[0][2, :3] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ELEMENTS)
+@pytest.mark.parametrize("norm_kind", [None, "float"])
+@pytest.mark.parametrize("whole_token", [False, True])
+def test_norms(kind, norm_kind, whole_token):
+    case = make_case(RNG, batch=2, kv_heads=2, group=3, size=40, queries=5, past=11, rotary=8, kind=kind, norm_kind=norm_kind)
+    q, k = (RNG.uniform(0.5, 2, heads * 40).astype(np.float32) for heads in ((6, 2) if whole_token else (1, 1)))
+    case = replace(case, q_norm=q, k_norm=k, epsilon=1e-3)
+    found = answer(case)
+    assert_answers(case, found)
+    assert_same(answer(case, heads_first=("query", "key")), found)
+    assert_same(answer(case, packed=True), found)
+
+
+def norm_before(case: AttentionCase, domain: str) -> list[np.ndarray]:
+    """The case's answer where its norms are nodes of ONNX Runtime before an attention node of this domain."""
+    bare = replace(case, q_norm=None, k_norm=None)
+    feeds = feeds_of(bare)
+    model = attention_model(bare.attributes(), feeds, case.kind, domain=domain)
+    node = model.graph.node[0]
+    nodes = []
+    for place, (name, weight) in enumerate((("query", case.q_norm), ("key", case.k_norm))):
+        heads, size = getattr(case, name).shape[2:]
+        shapes = {f"{name}_split": [0, 0, heads, size], f"{name}_joined": [0, 0, heads * size]}
+        for shape, values in shapes.items():
+            model.graph.initializer.append(numpy_helper.from_array(np.array(values), shape))
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"{name}_weight"))
+        nodes += [
+            helper.make_node("Reshape", [name, f"{name}_split"], [f"{name}_heads"]),
+            helper.make_node(
+                "SimplifiedLayerNormalization", [f"{name}_heads", f"{name}_weight"], [f"{name}_normed"], axis=-1,
+                epsilon=case.epsilon,
+            ),
+            helper.make_node("Reshape", [f"{name}_normed", f"{name}_joined"], [f"{name}_rows"]),
+        ]  # fmt: skip
+        node.input[place] = f"{name}_rows"
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes, node])
+    return run_session(create_session(model), feeds)
+
+
+@pytest.mark.parametrize("domain", ["ort_hina", "com.microsoft"])
+@pytest.mark.parametrize(("queries", "past"), [(12, 0), (1, 11)])
+def test_norms_are_onnxruntimes(domain, queries, past):
+    """As graphs have them, before this operator or before ONNX Runtime's, which has no norm of its own on CPUs."""
+    case = make_case(RNG, batch=2, kv_heads=2, group=2, size=64, queries=queries, past=past, rotary=32, epsilon=1e-3)
+    q, k = RNG.uniform(0.5, 2, (2, 64)).astype(np.float32)
+    case = replace(case, q_norm=q, k_norm=k)
+    if not past:
+        case = replace(case, past_key=np.zeros((2, 2, 0, 64), np.float32), past_value=np.zeros((2, 2, 0, 64), np.float32))
+    output, *caches = answer(case)
+    expected = norm_before(case, domain)
+    for found, wanted in zip([output.reshape(expected[0].shape), *caches], expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
 def test_types_of_the_feeds_are_those_of_the_case():
