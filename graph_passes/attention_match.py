@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from .attention_cone import attention_nodes
 from .attention_angles import NewNodes, angle_table
 from .attention_heads import joined_heads, only_user, repeated, sizes_of_heads, split_heads, without_idle_reshape
 from .attention_layer import AttentionLayer, RefusedAttention
@@ -25,7 +26,6 @@ from .attention_weights import product_with_values
 from .constants import attribute, is_standard
 from .dims import Dim
 from .meanings import Refusal
-from .router_cone import router_nodes
 from .router_expressions import Reader, is_output_of, refuse
 from .shapes import Shapes
 from .slices import where_of
@@ -78,7 +78,7 @@ class _Matcher:
         keys, values, heads = self._caches(scores, product.inputs[1])
         sources = read_sources(reader, scores.query, keys.new)
         value = split_heads(reader, values.new)
-        rows = self._rows(scores, (sources.query, sources.key, value))
+        rows = self._rows(scores, (sources.query, sources.key, value), cached=keys.past is not None)
         proof = self._proof(scores.mask)
         output = self._output(product, proof, rows, heads[0] * values.size)
         fields = self._mask_fields(scores, proof) | self._rotary_fields(sources) | self._sink_fields(scores)
@@ -127,14 +127,15 @@ class _Matcher:
             refuse(scores.product, "has a cache of keys or of values alone")
         return keys, values, heads
 
-    def _rows(self, scores: Scores, inputs: tuple[ir.Value, ...]) -> tuple[Dim, Dim]:
+    def _rows(self, scores: Scores, inputs: tuple[ir.Value, ...], *, cached: bool) -> tuple[Dim, Dim]:
         """(B, S) of the queries. Keys and values must be new for the same tokens."""
         dims, rows = self._reader.shapes.dims, []
         for value in inputs:
             shape = self._reader.shapes.shape(tokens_of(self._reader, value))
             rows.append((shape[0], shape[1] if len(shape) == 3 else shape[2]))
         if not all(dims.same(rows[0][1], length) for _, length in rows):
-            refuse(scores.product, "has new keys or values that are not proved to be as many as the queries")
+            which = "new keys or values" if cached else "keys or values, not the past followed by new ones,"
+            refuse(scores.product, f"has {which} that are not proved to be as many as the queries")
         return rows[0]
 
     def _proof(self, mask: ir.Value | None) -> MaskProof | str | None:
@@ -229,12 +230,12 @@ class _Matcher:
         inputs += [value for node in layer.before for value in node.inputs if value.graph is not None]
         if loop := _comes_from(inputs, outputs):
             refuse(product, f"has an input, {loop.name!r}, that depends on its own output")
-        nodes = sorted(router_nodes(outputs, inputs), key=self._order.__getitem__)
+        nodes = sorted(attention_nodes(outputs, inputs), key=self._order.__getitem__)
         return replace(
             layer,
             nodes=tuple(nodes),
             dtype=types["query"],
-            output_dtype=reader.dtype(layer.output) or types["query"],
+            output_dtype=reader.dtype(product.inputs[1]) or types["query"],
         )
 
 

@@ -198,14 +198,17 @@ def _angles(reader: Reader, value: ir.Value, interleaved: bool) -> Angles | None
 
 
 def _each_twice(reader: Reader, value: ir.Value) -> ir.Value | None:
-    """x, where `value` is every element of x twice, one after the other: a Reshape of an Expand of an Unsqueeze."""
+    """x, where `value` is every element of x twice, one after the other: with a last axis inserted, and expanded to two."""
     if not is_output_of(value, "Reshape"):
         return None
-    expanded = value.producer().inputs[0]
-    inserted = expanded.producer().inputs[0] if is_output_of(expanded, "Expand") else None
-    inner = None if inserted is None else _without_last_axis(reader, inserted)
-    shape = reader.shapes.shape(expanded)
-    if inner is None or shape is None or shape[-1].constant != 2:
+    grown = value.producer().inputs[0].producer()
+    if grown is None or not is_standard(grown) or grown.op_type not in ("Expand", "Tile"):
+        return None
+    counts = reader.shapes.integers(grown.inputs[1])
+    inner = _without_last_axis(reader, grown.inputs[0])
+    if counts is None or inner is None or counts.items[-1].constant != 2:
+        return None
+    if grown.op_type == "Tile" and any(count.constant != 1 for count in counts.items[:-1]):
         return None
     columns = reader.columns(inner)
     return inner if columns is not None and reader.columns(value) == 2 * columns else None
