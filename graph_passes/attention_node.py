@@ -61,7 +61,7 @@ def needs_cast(layer: AttentionLayer) -> bool:
 def make_cast(layer: AttentionLayer, node: ir.Node) -> ir.Node:
     """From the node's type to that in which the graph takes its output."""
     attributes = ir.convenience.convert_attributes({"to": int(layer.output_dtype)})
-    cast = ir.Node("", "Cast", [node.outputs[0]], attributes, name=f"{layer.where}/Cast")
+    cast = ir.Node("", "Cast", [node.outputs[0]], attributes, name=f"{node.name}/Cast")
     cast.outputs[0].type = ir.TensorType(layer.output_dtype)
     return cast
 

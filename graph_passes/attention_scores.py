@@ -147,18 +147,27 @@ def _plain(reader: Reader, value: ir.Value) -> Scores | None:
 
 def _product(reader: Reader, value: ir.Value) -> Scores | None:
     node = value.producer()
-    if not is_output_of(value, "MatMul") or reader.shapes.rank(value) != 4:
+    plain = is_output_of(value, "MatMul")
+    if not (plain or _is_fused_product(node)) or reader.shapes.rank(node.inputs[0]) != 4:
         return None
     query_factor, query = _factor(reader, reader.uncast(node.inputs[0]))
-    key_factor, transposed = _factor(reader, reader.uncast(node.inputs[1]))
-    keys = transposed_keys(reader, transposed)
+    key_factor, keys = _factor(reader, reader.uncast(node.inputs[1]))
+    keys = transposed_keys(reader, keys) if plain else keys
     if keys is None:
         return None
     inner_factor, keys = _factor(reader, reader.uncast(keys))
-    scale = query_factor * key_factor * inner_factor
+    scale = query_factor * key_factor * inner_factor * attribute(node, "alpha", 1.0)
     if not math.isfinite(scale) or scale <= 0:
         raise Refusal(f"the scores are multiplied by {scale:g}")
     return Scores(query, keys, scale, node)
+
+
+def _is_fused_product(node: ir.Node | None) -> bool:
+    """ONNX Runtime's ``alpha * a · bᵀ``."""
+    if node is None or (node.domain, node.op_type) != ("com.microsoft", "FusedMatMul"):
+        return False
+    flags = [attribute(node, name, 0) for name in ("transA", "transB", "transBatchA", "transBatchB")]
+    return flags == [0, 1, 0, 0]
 
 
 def _factor(reader: Reader, value: ir.Value) -> tuple[float, ir.Value]:

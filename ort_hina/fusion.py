@@ -13,6 +13,7 @@ from typing import Literal
 from .config_check import config_warnings
 from .graph_passes import pipeline
 from .graph_passes.attention_layer import AttentionLayer, RefusedAttention
+from .graph_passes.attention_past import count_past_by_mask
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer
 from .model_file import check_output, read_model, write_model
@@ -115,6 +116,10 @@ def _fuse(
     if report.fused:
         report.attention = _fuse_attention(rewriter, found.attention, verify)
         remove_unused(graph)
+        if report.attention_fused:
+            report.one_buffer = count_past_by_mask(graph)
+            remove_unused(graph)
+            graph.sort()
         write_model(source, destination)
         report.output, report.nodes_after = os.fspath(destination), len(graph)
     return report

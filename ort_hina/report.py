@@ -94,6 +94,8 @@ class FusionReport:
     """Shared experts and dense layers: fused where a router's layers are."""
     attention: list[AttentionReport] = field(default_factory=list)
     """Attention: fused where a router's layers are."""
+    one_buffer: str | None = None
+    """Why one buffer cannot be bound as past and present of the fused model's caches; None: it can, or there are none."""
 
     @property
     def fused(self) -> int:
@@ -125,6 +127,9 @@ class FusionReport:
             lines.append("  nothing was written")
         else:
             nodes = f"{self.nodes_before} nodes -> {self.nodes_after}"
+            if self.attention_fused:
+                reason = f" cannot be bound as past and present: {self.one_buffer}" if self.one_buffer else " may be bound as past and present"
+                lines.append(f"  caches: one buffer{reason}")
             lines.append(f"  written: {self.output} ({nodes}; the weights stay in place)")
         return "\n".join(lines)
 

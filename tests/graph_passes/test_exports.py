@@ -11,6 +11,7 @@ from support import fixtures
 from support.prompts import greedy, prefill_and_step
 
 import ort_hina
+from ort_hina.models.cases import CASES, steps
 from ort_hina.models.onnx_cases import open_session, run_block, run_model
 
 # Differences of the answers, relative to the largest of them. float: sums of the same products in another order, through
@@ -179,9 +180,17 @@ def _compare(entry, *sessions):
     assert set(errors) == set(failed) and set(found) == set(expected) and found
     for key, answer in expected.items():
         rows = np.abs(found[key] - answer).max(axis=-1) / np.abs(answer).max()
+        if entry["whole_model"]:
+            rows = rows[_real_tokens(key)]
         # In half precision a near tie may send a token to another expert, in either file.
         ties = 0 if entry["dtype"] == "fp32" else max(1, rows.size // 20)
         assert (rows > TOLERANCE[entry["dtype"]]).sum() <= ties, (key, np.sort(rows.ravel())[-3:])
+
+
+def _real_tokens(key):
+    """(B, S): not padding, which sees no key: there fused attention answers 0, and a file whatever its mask makes of it."""
+    name, _, step = key.rpartition("/")
+    return list(steps(next(case for case in CASES if case.name == name)))[int(step)].real
 
 
 @pytest.mark.parametrize(
