@@ -170,7 +170,8 @@ class _Matcher:
         if proof is None:
             return {"causal": False}
         if isinstance(proof, MaskProof):
-            return {"attention_mask": proof.attention_mask, "local_window_size": proof.window or -1}
+            window = -1 if proof.window is None else proof.window
+            return {"attention_mask": proof.attention_mask, "local_window_size": window, "dropped_mask": scores.mask}
         if self._reader.shapes.rank(scores.mask) != 4:
             refuse(scores.product, f"has a mask that is not understood ({proof}), without an axis for each of its scores'")
         note = f"the mask stays in the graph: {proof}"
@@ -228,7 +229,7 @@ class _Matcher:
         made = {output for node in layer.before for output in node.outputs}
         inputs = [value for value in layer.inputs() if value is not None and value not in made]
         inputs += [value for node in layer.before for value in node.inputs if value.graph is not None]
-        if loop := _comes_from(inputs, outputs):
+        if loop := self._comes_from(inputs, outputs):
             refuse(product, f"has an input, {loop.name!r}, that depends on its own output")
         nodes = sorted(attention_nodes(outputs, inputs), key=self._order.__getitem__)
         return replace(
@@ -238,25 +239,25 @@ class _Matcher:
             output_dtype=reader.dtype(product.inputs[1]) or types["query"],
         )
 
+    def _comes_from(self, values: list[ir.Value], sources: list[ir.Value]) -> ir.Value | None:
+        """The first of `values` that is computed from one of `sources`."""
+        makers = {source.producer() for source in sources}
+        first = min(self._order[maker] for maker in makers)
+        for value in values:
+            pending, seen = [value], set()
+            while pending:
+                node = pending.pop().producer()
+                if node is None or node in seen or self._order[node] < first:
+                    continue  # what comes before all makers depends on none of them
+                if node in makers:
+                    return value
+                seen.add(node)
+                pending.extend(operand for operand in node.inputs if operand is not None)
+        return None
+
 
 def _past_and_new(reader: Reader, value: ir.Value) -> tuple[ir.Value | None, ir.Value]:
     node = value.producer()
     if not is_output_of(value, "Concat") or len(node.inputs) != 2 or attribute(node, "axis", 0) not in (-2, 2):
         return None, value
     return tuple(node.inputs)
-
-
-def _comes_from(values: list[ir.Value], sources: list[ir.Value]) -> ir.Value | None:
-    """The first of `values` that is computed from one of `sources`."""
-    makers = {source.producer() for source in sources}
-    for value in values:
-        pending, seen = [value], set()
-        while pending:
-            node = pending.pop().producer()
-            if node is None or node in seen:
-                continue
-            if node in makers:
-                return value
-            seen.add(node)
-            pending.extend(operand for operand in node.inputs if operand is not None)
-    return None

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from .graph_passes.attention_layer import AttentionLayer
+from .graph_passes.attention_mask import HIDES
 from .graph_passes.attention_node import make_cast, needs_cast, replaced_values
 from .graph_passes.domain import DOMAIN, OPSET
 from .graph_passes.shapes import Shapes
@@ -100,53 +101,71 @@ def _compare_call(case: _Case, node: ir.Node, call: _Call, limit: float, seed: i
     layer = case.layer
     feeds = _feeds(case, call, seed)
     wanted = replaced_values(layer)
-    expected = run_alone(_model(case, list(layer.nodes), feeds, wanted), feeds)
-    results = list(node.outputs)
-    nodes = [*layer.before, node]
-    if needs_cast(layer):
-        # The node is still to be put into the graph, so it is read here by a copy of what will read it there.
-        cast = make_cast(layer, node)
-        cast.outputs[0].name = f"{layer.output.name}.cast"
-        nodes.append(cast)
-        results[0] = cast.outputs[0]
+    watched = [] if layer.dropped_mask is None else [layer.dropped_mask]
+    expected = run_alone(_model(case, list(layer.nodes), feeds, [*wanted, *watched]), feeds)
+    visible = _visible(layer, feeds, call)
+    if watched and not _masks_alike(expected.pop(), visible):
+        return "failed", None, f"the mask {layer.dropped_mask.name!r} does not show what it was understood to show"
     try:
-        found = run_alone(_model(case, nodes, feeds, results), feeds)
+        found = _answers_of_node(case, node, feeds)
     except CannotRun as error:
         return "failed", None, f"the fused node does not run: {error}"
-    finally:
-        if needs_cast(layer):
-            cast.replace_input_with(0, None)
-    seen = _sees_a_key(layer, feeds, call)
     worst = 0.0
     for value, one, other in zip(wanted, expected, found, strict=True):
-        if one.shape != other.shape:
-            return "failed", None, f"{value.name!r} has shape {other.shape} of the fused node and {one.shape} of the original"
-        one, other = one.astype(np.float64), other.astype(np.float64)
-        if value is layer.output:
-            one, other = one[seen], other[seen]
-        scale = float(np.abs(one).max())
-        if not np.isfinite(scale) or scale == 0:
-            return "inconclusive", None, f"{value.name!r} of the original is zero or not finite for random input"
-        difference = float(np.abs(one - other).max()) / scale
+        rows = visible.any(axis=-1) if value is layer.output else ...
+        state, difference, detail = _compare(value, one, other, rows, limit)
+        if state != "verified":
+            return state, difference, f"{detail} ({call.new} new tokens on {call.past})"
         worst = max(worst, difference)
-        if not difference <= limit:
-            call_text = f"{call.new} new tokens on {call.past}"
-            return "failed", difference, (
-                f"{value.name!r} differs by {difference:.2g} of its scale for {call_text}, and {limit:.2g} is allowed"
-            )  # fmt: skip
     return "verified", worst, ""
 
 
-def _sees_a_key(layer: AttentionLayer, feeds: dict[str, np.ndarray], call: _Call) -> np.ndarray:
-    """(B, S): whether the query sees any key."""
-    if layer.attention_mask is None:
-        return np.ones((call.batch, call.new), bool)
-    mask = feeds[layer.attention_mask.name] != 0
+def _answers_of_node(case: _Case, node: ir.Node, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    layer = case.layer
+    nodes, results = [*layer.before, node], list(node.outputs)
+    cast = make_cast(layer, node) if needs_cast(layer) else None
+    try:
+        if cast is not None:
+            cast.outputs[0].name = f"{layer.output.name}.cast"
+            nodes, results[0] = [*nodes, cast], cast.outputs[0]
+        return run_alone(_model(case, nodes, feeds, results), feeds)
+    finally:
+        if cast is not None:  # the node is to have no users before it is in the graph
+            cast.replace_input_with(0, None)
+
+
+def _compare(
+    value: ir.Value, expected: np.ndarray, found: np.ndarray, rows, limit: float
+) -> tuple[str, float | None, str]:
+    if expected.shape != found.shape:
+        return "failed", None, f"{value.name!r} has shape {found.shape} of the fused node and {expected.shape} of the original"
+    expected, found = expected[rows].astype(np.float64), found[rows].astype(np.float64)
+    scale = float(np.abs(expected).max())
+    if not np.isfinite(scale) or scale == 0:
+        return "inconclusive", None, f"{value.name!r} of the original is zero or not finite for random input"
+    difference = float(np.abs(expected - found).max()) / scale
+    if difference <= limit:  # false for NaN
+        return "verified", difference, ""
+    return "failed", difference, f"{value.name!r} differs by {difference:.2g} of its scale, and {limit:.2g} is allowed"
+
+
+def _visible(layer: AttentionLayer, feeds: dict[str, np.ndarray], call: _Call) -> np.ndarray:
+    """(B, S, T): which keys a query sees, by what the node is told. Of a bias this says nothing: it hides no row entirely."""
     place, key = np.arange(call.past, call.total)[:, None], np.arange(call.total)[None]
-    visible = key <= place
+    visible = key <= place if layer.causal else np.ones((call.new, call.total), bool)
     if layer.local_window_size != -1:
-        visible &= place - key < layer.local_window_size
-    return (visible[None] & mask[:, None]).any(axis=-1)
+        visible = visible & (place - key < layer.local_window_size)
+    mask = np.ones((call.batch, call.total), bool)
+    if layer.attention_mask is not None:
+        mask = feeds[layer.attention_mask.name] != 0
+    return visible[None] & mask[:, None]
+
+
+def _masks_alike(mask: np.ndarray, visible: np.ndarray) -> bool:
+    """Whether `mask` (B or 1, heads or 1, S, T), as the graph computes it, shows exactly what is `visible` (B, S, T)."""
+    shown = mask if mask.dtype == bool else mask == 0
+    hidden = ~mask if mask.dtype == bool else mask <= HIDES
+    return bool((shown == visible[:, None]).all() and (hidden != shown).all())
 
 
 # ---- inputs
@@ -177,6 +196,7 @@ def _feeds(case: _Case, call: _Call, seed: int) -> dict[str, np.ndarray]:
     if layer.attention_mask is not None:
         mask = np.ones((call.batch, call.total), layer.attention_mask.dtype.numpy())
         mask[0, : call.padding] = 0
+        mask[1] = random.uniform(size=call.total) < 0.7  # holes, which no tokenizer makes, show which keys are meant
         feeds[layer.attention_mask.name] = mask
     _put_bias(case, call, feeds, random)
     for value in _onlooked(layer.nodes, feeds):
@@ -266,11 +286,18 @@ def _model(case: _Case, nodes: list[ir.Node], feeds: dict[str, np.ndarray], want
         for name, array in feeds.items()
         if name in names
     ]
-    types = [case.layer.output_dtype or case.layer.dtype, case.layer.dtype, case.layer.dtype]
-    outputs = [
-        helper.make_tensor_value_info(value.name, int(dtype), None) for value, dtype in zip(wanted, types, strict=False)
-    ]
+    outputs = [_output(case, value) for value in wanted]
     graph = helper.make_graph([ir.serde.serialize_node(node) for node in nodes], "attention", inputs, outputs, constants)
     opsets = dict(case.source.graph.opset_imports) | {DOMAIN: OPSET}
     identifiers = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     return helper.make_model(graph, opset_imports=identifiers, ir_version=case.source.ir_version)
+
+
+def _output(case: _Case, value: ir.Value) -> onnx.ValueInfoProto:
+    """Of a mask the type is left to ONNX Runtime."""
+    layer = case.layer
+    if value is layer.dropped_mask:
+        return onnx.ValueInfoProto(name=value.name)
+    is_cast = value is layer.output or value.name == f"{layer.output.name}.cast"
+    dtype = (layer.output_dtype if is_cast else None) or layer.dtype
+    return onnx.helper.make_tensor_value_info(value.name, int(dtype), None)
