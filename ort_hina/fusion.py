@@ -15,6 +15,7 @@ from .graph_passes import pipeline
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer
 from .model_file import check_output, read_model, write_model
+from .norms import tidy_norms
 from .report import FusionReport, LayerReport
 from .rewriting import Rewriter
 
@@ -107,6 +108,9 @@ def _fuse(
         progress(place + 1, len(layers))
     if report.fused:
         remove_unused(graph)
+        tidied = tidy_norms(source, verify != "none")
+        report.norms, report.residual_sums = tidied.norms, tidied.sums
+        report.warnings += tidied.warnings
         write_model(source, destination)
         report.output, report.nodes_after = os.fspath(destination), len(graph)
     return report

@@ -61,6 +61,10 @@ class FusionReport:
 
     shared: list[LayerReport] = field(default_factory=list)
     """Shared experts and dense layers: fused where a router's layers are."""
+    norms: int = 0
+    """How many root-mean-square norms became one node each."""
+    residual_sums: int = 0
+    """How many residual sums were joined with the norm behind them."""
 
     @property
     def fused(self) -> int:
@@ -85,6 +89,8 @@ class FusionReport:
         if self.output is None:
             lines.append("  nothing was written")
         else:
+            if self.norms or self.residual_sums:
+                lines.append(f"  norms: {self.norms} became one node each, {self.residual_sums} joined with the sum before them")
             nodes = f"{self.nodes_before} nodes -> {self.nodes_after}"
             lines.append(f"  written: {self.output} ({nodes}; the weights stay in place)")
         return "\n".join(lines)
