@@ -27,6 +27,12 @@ bool flag(const char* name, int64_t value) {
   return value == 1;
 }
 
+float epsilon(const char* name, float value) {
+  if (!(value > 0.0f) || std::isinf(value))
+    refuse(std::string("attribute ") + name, "a finite number of more than 0", to_string(value));
+  return value;
+}
+
 AttentionRule rule_of(const AttentionAttributes& a) {
   AttentionRule rule;
   rule.heads = positive("num_heads", a.num_heads);
@@ -49,16 +55,31 @@ AttentionRule rule_of(const AttentionAttributes& a) {
   if (a.smooth_softmax < -1 || a.smooth_softmax > 1)
     refuse("attribute smooth_softmax", "-1, 0 or 1", to_string(a.smooth_softmax));
   rule.smooth = a.smooth_softmax == 1;
+  epsilon("qk_norm_epsilon", a.qk_norm_epsilon);
+  rule.query_epsilon = epsilon("q_norm_epsilon", a.q_norm_epsilon);
+  rule.key_epsilon = epsilon("k_norm_epsilon", a.k_norm_epsilon);
   return rule;
 }
 
 std::string element(const char* what, size_t i) { return std::string(what) + "[" + to_string(i) + "]"; }
 
-void check_lengths(const AttentionInputs& in) {
+// Where no input says how many keys a sequence has.
+[[noreturn]] void refuse_total(const AttentionInputs& in, const std::string& expected, const std::string& got) {
+  if (in.total_is_mask_width) refuse("input 17 (attention_mask)", "a width of " + expected, got);
+  refuse("input 6 (total_sequence_length)", expected, got);
+}
+
+void check_total(const AttentionInputs& in) {
   if (in.total_length < in.queries)
-    refuse("input 6 (total_sequence_length)", "at least " + to_string(in.queries) + ", the new tokens",
-           to_string(in.total_length));
-  for (size_t b = 0; b < in.batch; ++b) {
+    refuse_total(in, "at least " + to_string(in.queries) + ", the new tokens", to_string(in.total_length));
+  const size_t room = in.keys.past_length + in.queries;
+  if (in.seqlens_k == nullptr && in.total_length > room)
+    refuse_total(in, "at most " + to_string(room) + " (" + to_string(in.keys.past_length) +
+                 " past keys, as input 3 (past_key) holds, and the new ones)", to_string(in.total_length));
+}
+
+void check_lengths(const AttentionInputs& in) {
+  for (size_t b = 0; in.seqlens_k && b < in.batch; ++b) {
     const int64_t keys = int64_t{in.seqlens_k[b]} + 1;
     const std::string name = element("input 5 (seqlens_k)", b);
     if (keys < 1 || static_cast<size_t>(keys) > in.total_length)
@@ -89,8 +110,9 @@ Attention::Attention(const AttentionAttributes& attributes, Isa level)
 
 void Attention::check(const AttentionInputs& in) const {
   if (rule_.smooth && in.sink) refuse("attribute smooth_softmax", "0, since input 11 (head_sink) is given", "1");
+  check_total(in);
   check_lengths(in);
-  if (rule_.rotary) check_positions(in);
+  if (rule_.rotary && !in.rotary.per_token) check_positions(in);
 }
 
 void Attention::run(const AttentionInputs& in, const runtime::Pool& pool) const { AttentionCall(in, rule_, ops_).run(pool); }

@@ -17,6 +17,9 @@ struct AttentionAttributes {
   int64_t do_rotary = 0;
   int64_t rotary_interleaved = 0;
   int64_t smooth_softmax = -1;
+  float qk_norm_epsilon = 1e-6f;
+  // Absent: qk_norm_epsilon.
+  float q_norm_epsilon = 1e-6f, k_norm_epsilon = 1e-6f;
 };
 
 // The same, checked.
@@ -28,14 +31,26 @@ struct AttentionRule {
   bool causal = true;
   bool rotary = false, rotary_interleaved = false;
   bool smooth = false;
+  float query_epsilon = 0.0f, key_epsilon = 0.0f;
 
   size_t group() const { return heads / kv_heads; }
 };
 
-// New tokens: the heads of a token beside each other, tokens `stride` elements apart.
+// New tokens: element i of a head lies at [batch·batch_stride + token·token_stride + head·head_stride + i].
 struct TokenRows {
   const void* data;
-  size_t stride;
+  size_t batch_stride, token_stride, head_stride;
+
+  size_t place(size_t batch, size_t token, size_t head) const {
+    return batch * batch_stride + token * token_stride + head * head_stride;
+  }
+};
+
+// RMSNorm of new tokens before the rotation, over each head or over all heads of a token.
+struct HeadNorm {
+  const void* weight = nullptr;  // [size of a head], or [heads, size]; null: no norm
+  DataType type = DataType::kF32;
+  bool of_token = false;
 };
 
 // One of the caches: [batch, kv_heads, length, size]. `present` may be `past` itself, of the same length: only new rows are
@@ -52,8 +67,12 @@ struct AttentionInputs {
   size_t batch, queries;
   TokenRows query, key, value;
   Cache keys, values;         // lengths of both are the same
-  const int32_t* seqlens_k;   // [batch]: new and past keys, less 1
-  size_t total_length;        // total_sequence_length
+  const int32_t* seqlens_k;   // [batch]: new and past keys, less 1; null: total_length keys each
+  size_t total_length;        // total_sequence_length, or what stands for it
+  bool total_is_mask_width;   // for messages
+  const void* mask;           // [batch, total_length]; a key is seen only where it is not 0; null: everywhere
+  size_t mask_bytes;          // of an element
+  HeadNorm query_norm, key_norm;
   RotaryTable rotary;
   const int64_t* position_ids;  // [batch, queries]; null: they go on from the past
   const void* bias;             // null: none; rows of total_length elements

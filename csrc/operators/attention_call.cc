@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "operators/attention_heads.h"
 #include "operators/attention_lengths.h"
+#include "operators/attention_mask.h"
+#include "operators/elements.h"
 
 namespace ort_hina::operators {
 namespace {
@@ -13,17 +15,6 @@ using kernels::kAttentionKeys;
 using kernels::padded_head;
 
 constexpr float kInf = HUGE_VALF;
-
-const uint8_t* at(const void* data, size_t element, DataType type) {
-  return static_cast<const uint8_t*>(data) + element * size_of(type);
-}
-uint8_t* at(void* data, size_t element, DataType type) { return static_cast<uint8_t*>(data) + element * size_of(type); }
-
-// f32 to the type of the tensors, rounded once.
-void narrow(const kernels::VectorOps& ops, const float* from, size_t n, void* to, DataType type) {
-  const kernels::CombineTerm term = {from, nullptr, 1.0f, 1, 0};
-  ops.combine({&term, 1, n, to, type});
-}
 
 // The floats of `rows` rows of a state.
 size_t state_floats(size_t rows, size_t value_size) { return rows * (padded_head(value_size) + 2); }
@@ -40,18 +31,19 @@ kernels::AttentionState empty_state(float* floats, size_t rows, size_t value_siz
 // What a thread needs beside the others.
 struct AttentionCall::Scratch {
   Scratch(const AttentionCall& call, size_t rows)
-      : rotation(call.in_.rotary, call.ops_),
+      : query_heads(call.in_, call.in_.query, call.rule_.heads, call.query_norm_.get(), call.ops_),
+        key_heads(call.in_, call.in_.key, call.rule_.kv_heads, call.key_norm_.get(), call.ops_),
         queries(rows * padded_head(call.in_.keys.size)),
         scores(rows * kAttentionKeys),
         state(state_floats(rows, call.in_.values.size)),
-        token(std::max(call.in_.keys.size, call.in_.values.size)),
+        head(call.in_.keys.size),
         visible(rows),
         bias(rows),
         parts(plan::kAttentionParts),
         terms(plan::kAttentionParts) {}
 
-  Rotation rotation;
-  std::vector<float> queries, scores, state, token;
+  TokenHeads query_heads, key_heads;
+  std::vector<float> queries, scores, state, head;
   std::vector<kernels::KeyRange> visible;
   std::vector<const void*> bias;
   std::vector<kernels::AttentionState> parts;
@@ -62,20 +54,23 @@ AttentionCall::~AttentionCall() = default;
 
 AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops)
     : in_(in), rule_(rule), ops_(ops) {
-  for (size_t b = 0; b < in.batch; ++b) problem_.batch.push_back(sequence_of(in, b));
+  read_sequences();
   problem_.queries = in.queries;
   problem_.kv_heads = rule.kv_heads;
   problem_.group = rule.group();
   problem_.causal = rule.causal;
   problem_.window = rule.window;
   plan_ = plan::plan_attention(problem_);
-  updated_.reset(new runtime::Event[in.batch * rule.kv_heads]());
+  cache_ = std::make_unique<CacheUpdate>(in, rule.kv_heads, problem_.batch, ops);
+  updated_.reset(new runtime::Event[in.batch]());
   done_.reset(new std::atomic<uint32_t>[plan_.blocks]());
   size_t row = 0;
   for (const plan::AttentionUnit& unit : plan_.units) {
     partial_begin_.push_back(row);
     if (unit.parts > 1) row += unit.queries * problem_.group;
   }
+  query_norm_ = norm_of(in.query_norm, rule.heads, rule.query_epsilon);
+  key_norm_ = norm_of(in.key_norm, rule.kv_heads, rule.key_epsilon);
   partials_.resize(state_floats(plan_.partial_rows, in.values.size));
   if (in.sink) {
     sinks_.resize(rule.heads);
@@ -85,8 +80,27 @@ AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rul
   }
 }
 
+void AttentionCall::read_sequences() {
+  const uint8_t* const mask = static_cast<const uint8_t*>(in_.mask);
+  for (size_t b = 0; b < in_.batch; ++b) {
+    plan::Sequence sequence = sequence_of(in_, b);
+    const size_t keys = sequence.past + sequence.rows;
+    if (mask) runs_.push_back(runs_of_nonzero(mask + b * in_.total_length * in_.mask_bytes, in_.mask_bytes, keys));
+    else runs_.push_back({{0, keys}});
+    const std::vector<kernels::KeyRange>& runs = runs_.back();
+    sequence.seen = runs.empty() ? kernels::KeyRange{0, 0} : kernels::KeyRange{runs.front().begin, runs.back().end};
+    problem_.batch.push_back(sequence);
+  }
+}
+
+std::unique_ptr<RmsNorm> AttentionCall::norm_of(const HeadNorm& norm, size_t heads, float epsilon) const {
+  if (!norm.weight) return nullptr;
+  const size_t size = norm.of_token ? heads * in_.keys.size : in_.keys.size;
+  return std::make_unique<RmsNorm>(norm.weight, norm.type, size, epsilon, ops_);
+}
+
 void AttentionCall::run(const runtime::Pool& pool) {
-  const size_t items = in_.batch * rule_.kv_heads + plan_.units.size();
+  const size_t items = cache_->items().size() + plan_.units.size();
   if (items == 0) return;
   const size_t threads = std::max<size_t>(1, std::min(pool.threads, items));
   for (size_t i = 0; i < threads; ++i) scratch_.push_back(std::make_unique<Scratch>(*this, plan_.most_rows));
@@ -100,43 +114,15 @@ void AttentionCall::run(const runtime::Pool& pool) {
 }
 
 void AttentionCall::work(Scratch& scratch) {
-  const size_t caches = in_.batch * rule_.kv_heads, items = caches + plan_.units.size();
+  const size_t caches = cache_->items().size(), items = caches + plan_.units.size();
   for (size_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) {
     if (item >= caches) {
       attend(plan_.units[item - caches], scratch);
     } else {
-      update_caches(item / rule_.kv_heads, item % rule_.kv_heads, scratch);
-      updated_[item].store(1, std::memory_order_release);
+      const CacheItem& update = cache_->items()[item];
+      cache_->run(update, scratch.key_heads, scratch.head.data());
+      updated_[update.batch].fetch_add(1, std::memory_order_release);
     }
-  }
-}
-
-void AttentionCall::update_caches(size_t batch, size_t head, Scratch& scratch) const {
-  append(in_.keys, in_.key, rule_.rotary, batch, head, scratch);
-  append(in_.values, in_.value, false, batch, head, scratch);
-}
-
-void AttentionCall::append(const Cache& cache, const TokenRows& tokens, bool rotates, size_t batch, size_t head,
-                           Scratch& scratch) const {
-  const plan::Sequence& sequence = problem_.batch[batch];
-  const size_t number = batch * rule_.kv_heads + head, row_bytes = cache.size * size_of(in_.type);
-  uint8_t* const present = at(cache.present, number * cache.present_length * cache.size, in_.type);
-  if (cache.past != cache.present) {
-    const size_t kept = sequence.past, known = kept + sequence.rows;
-    if (kept) memcpy(present, at(cache.past, number * cache.past_length * cache.size, in_.type), kept * row_bytes);
-    memset(present + known * row_bytes, 0, (cache.present_length - known) * row_bytes);
-  }
-  for (size_t s = 0; s < sequence.rows; ++s) {
-    const uint8_t* const from = at(tokens.data, (batch * in_.queries + s) * tokens.stride + head * cache.size, in_.type);
-    uint8_t* const to = present + (sequence.past + s) * row_bytes;
-    if (!rotates) {
-      memcpy(to, from, row_bytes);
-      continue;
-    }
-    scratch.rotation.set(static_cast<size_t>(position_of(in_, batch, s)));
-    ops_.widen(from, in_.type, cache.size, 1.0f, scratch.token.data());
-    scratch.rotation.apply(scratch.token.data());
-    narrow(ops_, scratch.token.data(), cache.size, to, in_.type);
   }
 }
 
@@ -145,15 +131,16 @@ void AttentionCall::pack_queries(const plan::AttentionUnit& unit, Scratch& scrat
   const size_t group = problem_.group, size = in_.keys.size, ld = padded_head(size);
   for (size_t q = 0; q < unit.queries; ++q) {
     const size_t token = unit.query + q;
-    const bool rotates = rule_.rotary && token < problem_.batch[unit.batch].rows;
-    if (rotates) scratch.rotation.set(static_cast<size_t>(position_of(in_, unit.batch, token)));
+    float* const rows = &scratch.queries[q * group * ld];
+    if (token >= problem_.batch[unit.batch].rows) {
+      std::fill(rows, rows + group * ld, 0.0f);
+      continue;
+    }
+    scratch.query_heads.set(unit.batch, token);
     for (size_t g = 0; g < group; ++g) {
-      const size_t head = unit.head * group + g;
-      float* const row = &scratch.queries[(q * group + g) * ld];
-      ops_.widen(at(in_.query.data, (unit.batch * in_.queries + token) * in_.query.stride + head * size, in_.type), in_.type,
-                 size, 1.0f, row);
+      float* const row = rows + g * ld;
+      scratch.query_heads.load(unit.head * group + g, row);
       std::fill(row + size, row + ld, 0.0f);
-      if (rotates) scratch.rotation.apply(row);
     }
   }
 }
@@ -168,7 +155,7 @@ void AttentionCall::set_ranges(const plan::AttentionUnit& unit, Scratch& scratch
       if (!in_.bias) continue;
       const size_t head = unit.head * group + g;
       const size_t plane = unit.batch * in_.bias_batch_stride + head * in_.bias_head_stride;
-      scratch.bias[q * group + g] = at(in_.bias, plane + query * in_.total_length, in_.bias_type);
+      scratch.bias[q * group + g] = element_at(in_.bias, plane + query * in_.total_length, in_.bias_type);
     }
   }
 }
@@ -180,21 +167,20 @@ kernels::AttentionState AttentionCall::state_of(const plan::AttentionUnit& unit,
   return empty_state(&partials_[state_floats(partial_begin_[number], in_.values.size)], rows, in_.values.size);
 }
 
-void AttentionCall::attend(const plan::AttentionUnit& unit, Scratch& scratch) {
-  const size_t number = unit.batch * rule_.kv_heads + unit.head, length = in_.keys.present_length;
+// What the unit's queries see of its keys, added to the state.
+void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const kernels::AttentionState& state, Scratch& scratch) const {
+  const size_t length = in_.keys.present_length, first = (unit.batch * rule_.kv_heads + unit.head) * length;
   pack_queries(unit, scratch);
   set_ranges(unit, scratch);
-  const kernels::AttentionState state = state_of(unit, scratch);
-  runtime::await(updated_[number], 1);
+  runtime::await(updated_[unit.batch], cache_->items_of(unit.batch));
   kernels::AttendArgs args = {};
   args.queries = scratch.queries.data();
   args.rows = unit.queries * problem_.group;
-  args.keys = at(static_cast<const void*>(in_.keys.present), number * length * in_.keys.size, in_.type);
-  args.values = at(static_cast<const void*>(in_.values.present), number * length * in_.values.size, in_.type);
+  args.keys = element_at(in_.keys.present, first * in_.keys.size, in_.type);
+  args.values = element_at(in_.values.present, first * in_.values.size, in_.type);
   args.type = in_.type;
   args.key_size = in_.keys.size;
   args.value_size = in_.values.size;
-  args.range = unit.keys;
   args.visible = scratch.visible.data();
   args.bias = in_.bias ? scratch.bias.data() : nullptr;
   args.bias_type = in_.bias_type;
@@ -202,14 +188,24 @@ void AttentionCall::attend(const plan::AttentionUnit& unit, Scratch& scratch) {
   args.softcap = rule_.softcap;
   args.scores = scratch.scores.data();
   args.state = state;
-  ops_.attend(args);
+  // Keys that the mask hides are not read at all: what lies there may be anything.
+  for_each_run_in(runs_[unit.batch], unit.keys, [&](const kernels::KeyRange& keys) {
+    args.range = keys;
+    ops_.attend(args);
+  });
+}
+
+void AttentionCall::attend(const plan::AttentionUnit& unit, Scratch& scratch) {
+  const size_t rows = unit.queries * problem_.group;
+  const kernels::AttentionState state = state_of(unit, scratch);
+  if (unit.keys.begin < unit.keys.end) sum_keys(unit, state, scratch);
   if (unit.parts == 1) return finish(unit, &state, scratch);
   // The last to come sees what all others wrote.
   if (done_[unit.block].fetch_add(1, std::memory_order_acq_rel) + 1 < unit.parts) return;
   const size_t first = static_cast<size_t>(&unit - plan_.units.data()) - unit.part;
   for (size_t part = 0; part < unit.parts; ++part) {
     float* const floats = &partials_[state_floats(partial_begin_[first + part], in_.values.size)];
-    scratch.parts[part] = {floats, floats + args.rows, floats + 2 * args.rows, state.ld};
+    scratch.parts[part] = {floats, floats + rows, floats + 2 * rows, state.ld};
   }
   finish(unit, scratch.parts.data(), scratch);
 }
@@ -231,7 +227,7 @@ void AttentionCall::finish(const plan::AttentionUnit& unit, const kernels::Atten
       scratch.terms[p] = {parts[p].values + row * parts[p].ld, nullptr, weight, 1, 0};
     }
     const size_t place = ((unit.batch * in_.queries + query) * rule_.heads + head) * size;
-    ops_.combine({scratch.terms.data(), unit.parts, size, at(in_.output, place, in_.type), in_.type});
+    ops_.combine({scratch.terms.data(), unit.parts, size, element_at(in_.output, place, in_.type), in_.type});
   }
 }
 

@@ -1,5 +1,5 @@
-// One call of GroupQueryAttention. In one region the caches are first brought up to date, one item for each key/value head
-// of each sequence, then units attend; a unit waits for its own head's cache only. Where the keys of a block of queries are
+// One call of GroupQueryAttention. In one region the caches are first brought up to date, then units attend; a unit waits for
+// its own sequence's caches only. Where the keys of a block of queries are
 // cut into parts, the thread that finishes the last part merges them, in their order.
 #pragma once
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "operators/attention.h"
+#include "operators/attention_cache.h"
 #include "plan/attention.h"
 
 namespace ort_hina::operators {
@@ -21,10 +22,11 @@ class AttentionCall {
  private:
   struct Scratch;
 
+  void read_sequences();
+  std::unique_ptr<RmsNorm> norm_of(const HeadNorm& norm, size_t heads, float epsilon) const;
   void work(Scratch& scratch);
-  void update_caches(size_t batch, size_t head, Scratch& scratch) const;
-  void append(const Cache& cache, const TokenRows& tokens, bool rotates, size_t batch, size_t head, Scratch& scratch) const;
   void attend(const plan::AttentionUnit& unit, Scratch& scratch);
+  void sum_keys(const plan::AttentionUnit& unit, const kernels::AttentionState& state, Scratch& scratch) const;
   void pack_queries(const plan::AttentionUnit& unit, Scratch& scratch) const;
   void set_ranges(const plan::AttentionUnit& unit, Scratch& scratch) const;
   kernels::AttentionState state_of(const plan::AttentionUnit& unit, Scratch& scratch);
@@ -35,11 +37,14 @@ class AttentionCall {
   const AttentionRule& rule_;
   const kernels::VectorOps& ops_;
   plan::AttentionProblem problem_;
+  std::vector<std::vector<kernels::KeyRange>> runs_;  // of the keys of each sequence that its mask lets be seen
   plan::AttentionPlan plan_;
+  std::unique_ptr<RmsNorm> query_norm_, key_norm_;  // null: none
   std::vector<float> sinks_;  // of each head; empty: none
   std::vector<std::unique_ptr<Scratch>> scratch_;  // of each thread, made before the region, which must not throw
   std::atomic<size_t> next_{0};
-  std::unique_ptr<runtime::Event[]> updated_;    // of each sequence's head
+  std::unique_ptr<CacheUpdate> cache_;
+  std::unique_ptr<runtime::Event[]> updated_;    // items of each sequence's caches
   std::unique_ptr<std::atomic<uint32_t>[]> done_;  // parts of each block
   std::vector<size_t> partial_begin_;            // of each unit's rows among the partial ones
   std::vector<float> partials_;

@@ -1,6 +1,7 @@
 #include "ort/attention_inputs.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <stdexcept>
 
 #include "ort/tensors.h"
@@ -16,7 +17,8 @@ using Shape = std::vector<int64_t>;
 constexpr const char* kNames[kAttentionInputs] = {
     "query",         "key",       "value",     "past_key",     "past_value",     "seqlens_k",
     "total_sequence_length", "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink",
-    "k_scale",       "v_scale",   "q_norm_weight", "k_norm_weight", "query_seqlens"};
+    "k_scale",       "v_scale",   "q_norm_weight", "k_norm_weight", "query_seqlens",
+    "attention_mask"};
 
 [[noreturn]] void refuse(size_t input, const std::string& expected, const std::string& got) {
   throw std::invalid_argument(attention_input_name(input) + ": expected " + expected + ", got " + got);
@@ -39,8 +41,11 @@ class Reader {
   AttentionInputs read() {
     refuse_what_is_not_supported();
     read_tokens();
+    read_past();
     read_lengths();
-    read_caches();
+    read_mask();
+    in_.query_norm = norm_of(kQNormWeight, rule_.heads);
+    in_.key_norm = norm_of(kKNormWeight, rule_.kv_heads);
     read_rotary();
     read_positions();
     read_bias();
@@ -82,64 +87,77 @@ class Reader {
   static int64_t signed_(size_t x) { return static_cast<int64_t>(x); }
 
   void refuse_what_is_not_supported() const {
-    for (size_t input = kKScale; input < kAttentionInputs; ++input)
+    for (size_t input : {kKScale, kVScale, kQuerySeqlens})
       if (tensor(input).present) refuse(input, "none: it is not supported", "a tensor");
+  }
+
+  // Rank 3: (batch, tokens, heads × size), rank 4: (batch, heads, tokens, size).
+  void expect_tokens(size_t input, const Tensor& t, size_t heads, const char* what) const {
+    const size_t rank = t.shape.size();
+    if (rank != 3 && rank != 4)
+      refuse(input, "rank 3 (batch, tokens, width) or 4 (batch, " + std::string(what) + ", tokens, head size)",
+             "shape " + describe(t.shape));
+    if (rank == 4 && t.dim(1) != heads)
+      refuse(input, to_string(heads) + " heads (" + what + ") in dimension 1", "shape " + describe(t.shape));
+    const size_t width = t.shape.back() * (rank == 4 ? heads : 1);
+    if (width == 0 || width % heads)
+      refuse(input, rank == 4 ? "a head size of at least 1"
+                              : "a width that is a multiple of " + to_string(heads) + " (" + what + ")",
+             "shape " + describe(t.shape));
+  }
+  static size_t head_size(const Tensor& t, size_t heads) { return t.shape.size() == 4 ? t.dim(3) : t.dim(2) / heads; }
+  static size_t tokens_of(const Tensor& t) { return t.shape.size() == 4 ? t.dim(2) : t.dim(1); }
+  static operators::TokenRows rows_of_heads(const Tensor& t, size_t heads) {
+    if (t.shape.size() == 3) return {t.data, t.dim(1) * t.dim(2), t.dim(2), t.dim(2) / heads};
+    return {t.data, heads * t.dim(2) * t.dim(3), t.dim(3), t.dim(2) * t.dim(3)};
+  }
+  // Of this rank.
+  Shape shape_of_tokens(size_t rank, size_t heads, size_t size) const {
+    const int64_t batch = signed_(in_.batch), tokens = signed_(in_.queries);
+    if (rank == 4) return {batch, signed_(heads), tokens, signed_(size)};
+    return {batch, tokens, signed_(heads * size)};
   }
 
   void read_tokens() {
     const Tensor query = tensor(kQuery);
     in_.type = floating_type(query.type, attention_input_name(kQuery));
-    if (query.shape.size() != 3) refuse(kQuery, "rank 3 (batch, tokens, width)", "shape " + describe(query.shape));
-    in_.batch = query.dim(0);
-    in_.queries = query.dim(1);
     const Tensor key = alike(kKey), value = alike(kValue);
     expect_both(kKey, key, kValue, value);
     if (!key.present) return read_packed(query);
-    in_.keys.size = head_size(kQuery, query, rule_.heads, "num_heads");
-    in_.query = {query.data, query.dim(2)};
-    expect_shape(kKey, key, {query.shape[0], query.shape[1], signed_(rule_.kv_heads * in_.keys.size)});
-    if (value.shape.size() != 3 || value.shape[0] != query.shape[0] || value.shape[1] != query.shape[1])
-      refuse(kValue, "shape (" + to_string(in_.batch) + ", " + to_string(in_.queries) + ", kv_num_heads × head size)",
-             describe(value.shape));
-    in_.values.size = head_size(kValue, value, rule_.kv_heads, "kv_num_heads");
-    in_.key = {key.data, key.dim(2)};
-    in_.value = {value.data, value.dim(2)};
+    expect_tokens(kQuery, query, rule_.heads, "num_heads");
+    in_.batch = query.dim(0);
+    in_.queries = tokens_of(query);
+    in_.keys.size = head_size(query, rule_.heads);
+    in_.query = rows_of_heads(query, rule_.heads);
+    in_.key = read_kv(kKey, key, in_.keys.size);
+    expect_tokens(kValue, value, rule_.kv_heads, "kv_num_heads");
+    in_.values.size = head_size(value, rule_.kv_heads);
+    in_.value = read_kv(kValue, value, in_.values.size);
   }
 
-  size_t head_size(size_t input, const Tensor& t, size_t heads, const char* what) const {
-    const size_t width = t.dim(2);
-    if (width == 0 || width % heads)
-      refuse(input, "a width that is a multiple of " + to_string(heads) + " (" + what + ")", "shape " + describe(t.shape));
-    return width / heads;
+  operators::TokenRows read_kv(size_t input, const Tensor& t, size_t size) const {
+    const size_t rank = t.shape.size() == 4 ? 4 : 3;
+    expect_shape(input, t, shape_of_tokens(rank, rule_.kv_heads, size));
+    return rows_of_heads(t, rule_.kv_heads);
   }
 
   // Query heads, then those of keys, then those of values.
   void read_packed(const Tensor& query) {
-    const size_t heads = rule_.heads, width = query.dim(2);
-    const char* const what = "num_heads + 2 kv_num_heads, key being left out";
-    const size_t size = head_size(kQuery, query, heads + 2 * rule_.kv_heads, what);
+    const size_t heads = rule_.heads, all = heads + 2 * rule_.kv_heads;
+    if (query.shape.size() != 3)
+      refuse(kQuery, "rank 3 (batch, tokens, width), key being left out", "shape " + describe(query.shape));
+    expect_tokens(kQuery, query, all, "num_heads + 2 kv_num_heads, key being left out");
+    in_.batch = query.dim(0);
+    in_.queries = query.dim(1);
+    const size_t size = head_size(query, all);
     in_.keys.size = in_.values.size = size;
-    const uint8_t* data = static_cast<const uint8_t*>(query.data);
-    in_.query = {data, width};
-    in_.key = {data + heads * size * size_of(in_.type), width};
-    in_.value = {data + (heads + rule_.kv_heads) * size * size_of(in_.type), width};
+    in_.query = in_.key = in_.value = rows_of_heads(query, all);
+    const uint8_t* const data = static_cast<const uint8_t*>(query.data);
+    in_.key.data = data + heads * size * size_of(in_.type);
+    in_.value.data = data + (heads + rule_.kv_heads) * size * size_of(in_.type);
   }
 
-  void read_lengths() {
-    const Tensor lengths = tensor(kSeqlensK), total = tensor(kTotalSequenceLength);
-    if (!lengths.present) refuse(kSeqlensK, "a tensor", "none");
-    if (!total.present) refuse(kTotalSequenceLength, "a tensor", "none");
-    expect_type(kSeqlensK, lengths, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
-    expect_type(kTotalSequenceLength, total, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
-    if (lengths.shape != Shape{signed_(in_.batch), 1}) expect_shape(kSeqlensK, lengths, {signed_(in_.batch)});
-    if (!total.shape.empty()) expect_shape(kTotalSequenceLength, total, {1});
-    in_.seqlens_k = static_cast<const int32_t*>(lengths.data);
-    const int32_t length = *static_cast<const int32_t*>(total.data);
-    if (length < 0) refuse(kTotalSequenceLength, "at least 0", to_string(length));
-    in_.total_length = static_cast<size_t>(length);
-  }
-
-  void read_caches() {
+  void read_past() {
     const Tensor keys = alike(kPastKey), values = alike(kPastValue);
     expect_both(kPastKey, keys, kPastValue, values);
     size_t past = 0;
@@ -154,7 +172,62 @@ class Reader {
     in_.keys.past = keys.data;
     in_.values.past = values.data;
     in_.keys.past_length = in_.values.past_length = past;
-    in_.keys.present_length = in_.values.present_length = std::max(past, in_.total_length);
+  }
+
+  void read_lengths() {
+    const Tensor lengths = tensor(kSeqlensK);
+    if (lengths.present) {
+      expect_type(kSeqlensK, lengths, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
+      if (lengths.shape != Shape{signed_(in_.batch), 1}) expect_shape(kSeqlensK, lengths, {signed_(in_.batch)});
+      in_.seqlens_k = static_cast<const int32_t*>(lengths.data);
+    }
+    in_.total_length = total_length();
+    in_.keys.present_length = in_.values.present_length = std::max(in_.keys.past_length, in_.total_length);
+  }
+
+  size_t total_length() {
+    const Tensor total = tensor(kTotalSequenceLength), mask = tensor(kAttentionMask);
+    if (!total.present) {
+      in_.total_is_mask_width = mask.present;
+      if (mask.present && mask.shape.size() != 2)
+        refuse(kAttentionMask, "rank 2 (batch, total_sequence_length)", "shape " + describe(mask.shape));
+      return mask.present ? mask.dim(1) : in_.keys.past_length + in_.queries;
+    }
+    const bool wide = total.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    if (!wide && total.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32)
+      refuse(kTotalSequenceLength, "int32 or int64", type_name(total.type));
+    if (!total.shape.empty()) expect_shape(kTotalSequenceLength, total, {1});
+    const int64_t length = wide ? *static_cast<const int64_t*>(total.data) : *static_cast<const int32_t*>(total.data);
+    if (length < 0 || length > INT32_MAX)
+      refuse(kTotalSequenceLength, length < 0 ? "at least 0" : "less than 2^31", to_string(length));
+    return static_cast<size_t>(length);
+  }
+
+  void read_mask() {
+    const Tensor mask = tensor(kAttentionMask);
+    if (!mask.present) return;
+    switch (mask.type) {
+      case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: in_.mask_bytes = 1; break;
+      case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: in_.mask_bytes = 4; break;
+      case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64: in_.mask_bytes = 8; break;
+      default: refuse(kAttentionMask, "bool, int32 or int64", type_name(mask.type));
+    }
+    expect_shape(kAttentionMask, mask, {signed_(in_.batch), signed_(in_.total_length)});
+    in_.mask = mask.data;
+  }
+
+  // Over each head, or over all heads of a token.
+  operators::HeadNorm norm_of(size_t input, size_t heads) const {
+    const Tensor t = tensor(input);
+    if (!t.present) return {};
+    const DataType type = floating_type(t.type, attention_input_name(input));
+    if (type != in_.type && type != DataType::kF32)
+      refuse(input, in_.type == DataType::kF32 ? "float" : std::string(name_of(in_.type)) + " as the query, or float",
+             type_name(t.type));
+    const size_t size = in_.keys.size;
+    const Shape each = {signed_(size)}, all = {signed_(heads * size)};
+    if (t.shape != each && t.shape != all) refuse(input, "shape " + describe(each) + " or " + describe(all), describe(t.shape));
+    return {t.data, type, t.shape != each};
   }
 
   void read_rotary() {
@@ -165,21 +238,30 @@ class Reader {
       if (!rule_.rotary && present) refuse(input, "none, since do_rotary is 0", "a tensor");
     }
     if (!rule_.rotary) return;
-    if (cos.shape.size() != 2 || cos.shape[1] == 0 || 2 * cos.dim(1) > in_.keys.size)
-      refuse(kCosCache, "shape (positions, 1 to " + to_string(in_.keys.size / 2) + ")", describe(cos.shape));
+    const bool per_token = cos.shape.size() == 3;
+    const bool fits = per_token ? (cos.shape[0] == 1 || cos.dim(0) == in_.batch) && cos.dim(1) == in_.queries
+                                : cos.shape.size() == 2;
+    if (!fits || cos.shape.back() == 0 || 2 * static_cast<size_t>(cos.shape.back()) > in_.keys.size) {
+      const std::string width = "1 to " + to_string(in_.keys.size / 2) + ")";
+      refuse(kCosCache, "shape (positions, " + width + " or (" + to_string(in_.batch) + " or 1, " + to_string(in_.queries) +
+             ", " + width, describe(cos.shape));
+    }
     expect_shape(kSinCache, sin, cos.shape);
     in_.rotary.type = floating_type(cos.type, attention_input_name(kCosCache));
     expect_type(kSinCache, sin, cos.type);
     in_.rotary.cos = cos.data;
     in_.rotary.sin = sin.data;
-    in_.rotary.positions = cos.dim(0);
-    in_.rotary.width = cos.dim(1);
+    in_.rotary.positions = per_token ? 0 : cos.dim(0);
+    in_.rotary.width = static_cast<size_t>(cos.shape.back());
+    in_.rotary.per_token = per_token;
+    in_.rotary.batch_rows = per_token && cos.shape[0] != 1 ? in_.queries : 0;
     in_.rotary.interleaved = rule_.rotary_interleaved;
   }
 
   void read_positions() {
     const Tensor t = tensor(kPositionIds);
     if (!t.present) return;
+    if (in_.rotary.per_token) refuse(kPositionIds, "none, since input 7 (cos_cache) has a row for each new token", "a tensor");
     expect_type(kPositionIds, t, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64);
     expect_shape(kPositionIds, t, {signed_(in_.batch), signed_(in_.queries)});
     in_.position_ids = static_cast<const int64_t*>(t.data);

@@ -2,8 +2,6 @@
 #pragma once
 #include <onnxruntime_cxx_api.h>
 
-#include <array>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,10 +9,10 @@
 
 namespace ort_hina::ort {
 
-// In order. Those from kKScale on are com.microsoft's, too, and refused.
+// In order. All but the last are com.microsoft's.
 enum AttentionInput : size_t {
   kQuery, kKey, kValue, kPastKey, kPastValue, kSeqlensK, kTotalSequenceLength, kCosCache, kSinCache, kPositionIds,
-  kAttentionBias, kHeadSink, kKScale, kVScale, kQNormWeight, kKNormWeight, kQuerySeqlens, kAttentionInputs
+  kAttentionBias, kHeadSink, kKScale, kVScale, kQNormWeight, kKNormWeight, kQuerySeqlens, kAttentionMask, kAttentionInputs
 };
 
 // "input 3 (past_key)"

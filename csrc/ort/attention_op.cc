@@ -40,6 +40,9 @@ operators::AttentionAttributes read_attributes(const OrtKernelInfo* info) {
   a.do_rotary = read.integer("do_rotary", a.do_rotary);
   a.rotary_interleaved = read.integer("rotary_interleaved", a.rotary_interleaved);
   a.smooth_softmax = read.integer("smooth_softmax", a.smooth_softmax);
+  a.qk_norm_epsilon = read.real("qk_norm_epsilon", a.qk_norm_epsilon);
+  a.q_norm_epsilon = read.real("q_norm_epsilon", a.qk_norm_epsilon);
+  a.k_norm_epsilon = read.real("k_norm_epsilon", a.qk_norm_epsilon);
   refuse_what_is_not_supported(read);
   return a;
 }
@@ -120,7 +123,7 @@ ONNXTensorElementDataType AttentionOp::GetInputType(size_t i) const {
 }
 
 OrtCustomOpInputOutputCharacteristic AttentionOp::GetInputCharacteristic(size_t i) const {
-  return i == kQuery || i == kSeqlensK || i == kTotalSequenceLength ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+  return i == kQuery ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
 }
 
 }  // namespace ort_hina::ort

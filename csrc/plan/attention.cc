@@ -9,12 +9,25 @@ using kernels::KeyRange;
 
 size_t divided_up(size_t x, size_t by) { return (x + by - 1) / by; }
 
+// The keys up to a query and in its window.
+KeyRange reach_of(const AttentionProblem& problem, const Sequence& sequence, size_t query) {
+  const size_t position = sequence.past + query;
+  const size_t end = problem.causal ? position + 1 : sequence.past + sequence.rows;
+  const size_t begin = problem.window && position + 1 > problem.window ? position + 1 - problem.window : 0;
+  return {begin, end};
+}
+
+KeyRange common(const KeyRange& a, const KeyRange& b) {
+  const KeyRange both = {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+  return both.begin < both.end ? both : KeyRange{0, 0};
+}
+
 // What any of these queries sees; queries further on see no earlier keys.
 KeyRange seen_by(const AttentionProblem& problem, size_t batch, size_t query, size_t queries) {
-  const size_t rows = problem.batch[batch].rows;
-  if (query >= rows) return {0, 0};
-  const size_t last = std::min(query + queries, rows) - 1;
-  return {visible_keys(problem, batch, query).begin, visible_keys(problem, batch, last).end};
+  const Sequence& sequence = problem.batch[batch];
+  if (query >= sequence.rows) return {0, 0};
+  const size_t last = std::min(query + queries, sequence.rows) - 1;
+  return common({reach_of(problem, sequence, query).begin, reach_of(problem, sequence, last).end}, sequence.seen);
 }
 
 // With many queries there are units enough, and partial results of all of them would need much memory.
@@ -28,10 +41,7 @@ size_t parts_of(const AttentionProblem& problem, size_t keys, size_t queries_of_
 KeyRange visible_keys(const AttentionProblem& problem, size_t batch, size_t query) {
   const Sequence& sequence = problem.batch[batch];
   if (query >= sequence.rows) return {0, 0};
-  const size_t position = sequence.past + query;
-  const size_t end = problem.causal ? position + 1 : sequence.past + sequence.rows;
-  const size_t begin = problem.window && position + 1 > problem.window ? position + 1 - problem.window : 0;
-  return {begin, end};
+  return common(reach_of(problem, sequence, query), sequence.seen);
 }
 
 AttentionPlan plan_attention(const AttentionProblem& problem) {

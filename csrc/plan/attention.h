@@ -20,6 +20,7 @@ constexpr size_t kAttentionParts = 64;
 struct Sequence {
   size_t past;  // keys before the first new one
   size_t rows;  // new tokens; the queries from here on are padding and see nothing
+  kernels::KeyRange seen = {0, SIZE_MAX};  // no query sees a key outside
 };
 
 struct AttentionProblem {

@@ -21,6 +21,10 @@ operators::AttentionAttributes attention_attributes(const py::dict& a) {
   take(a, "do_rotary", &r.do_rotary);
   take(a, "rotary_interleaved", &r.rotary_interleaved);
   take(a, "smooth_softmax", &r.smooth_softmax);
+  take(a, "qk_norm_epsilon", &r.qk_norm_epsilon);
+  r.q_norm_epsilon = r.k_norm_epsilon = r.qk_norm_epsilon;
+  take(a, "q_norm_epsilon", &r.q_norm_epsilon);
+  take(a, "k_norm_epsilon", &r.k_norm_epsilon);
   return r;
 }
 
@@ -51,13 +55,24 @@ struct Sizes {
     take(d, "total", &total);
     take(d, "rotary_positions", &positions);
     take(d, "rotary_width", &width);
+    take(d, "rotary_batch", &rotary_batch);
+    take(d, "mask_bytes", &mask_bytes);
+    take(d, "q_norm_heads", &q_norm_heads);
+    take(d, "k_norm_heads", &k_norm_heads);
     take(d, "bias_batch", &bias_batch);
     take(d, "bias_heads", &bias_heads);
     if (key == 0 || value == 0) throw std::invalid_argument("key_size, value_size: expected at least 1");
     if (2 * width > key) throw std::invalid_argument("rotary_width: expected at most half of key_size");
+    if (rotary_batch && (positions != queries || (rotary_batch != 1 && rotary_batch != batch)))
+      throw std::invalid_argument("rotary_batch: expected 1 or batch, and as many rotary_positions as queries");
+    if (mask_bytes != 1 && mask_bytes != 4 && mask_bytes != 8)
+      throw std::invalid_argument("mask_bytes: expected 1, 4 or 8");
   }
   size_t batch = 1, queries = 1, key = 0, value = 0, past = 0, total = 0, positions = 0, width = 0;
   size_t bias_batch = 1, bias_heads = 1;
+  size_t rotary_batch = 0;  // 0: a table of positions
+  size_t mask_bytes = 1;
+  size_t q_norm_heads = 1, k_norm_heads = 1;
 };
 
 // A node, ready to run.
@@ -66,13 +81,13 @@ class NativeAttention {
   NativeAttention(const py::dict& attributes, const std::string& isa)
       : attention_(attention_attributes(attributes), isa_by_name(isa)) {}
 
-  py::tuple run(const std::string& type, const py::dict& sizes, const py::dict& tensors, size_t threads,
-                bool in_place) const {
+  py::tuple run(const std::string& type, const py::dict& sizes, const py::dict& tensors, size_t threads, bool in_place,
+                const py::dict& types) const {
     if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
     const Sizes s(sizes);
     operators::AttentionInputs in = {};
     in.type = data_type(type);
-    read(s, tensors, &in);
+    read(s, tensors, types, &in);
     attention_.check(in);
     const operators::AttentionRule& rule = attention_.rule();
     const size_t element = size_of(in.type), rows = s.batch * rule.kv_heads * in.keys.present_length;
@@ -95,7 +110,11 @@ class NativeAttention {
   }
 
  private:
-  void read(const Sizes& s, const py::dict& tensors, operators::AttentionInputs* in) const {
+  static operators::TokenRows rows_of_heads(const Sizes& s, const void* data, size_t heads, size_t size) {
+    return {data, s.queries * heads * size, heads * size, size};
+  }
+
+  void read(const Sizes& s, const py::dict& tensors, const py::dict& types, operators::AttentionInputs* in) const {
     const operators::AttentionRule& rule = attention_.rule();
     const size_t element = size_of(in->type), tokens = s.batch * s.queries, cached = s.batch * rule.kv_heads * s.past;
     in->batch = s.batch;
@@ -108,26 +127,44 @@ class NativeAttention {
       if (const void* data = bytes(name, count, size)) return data;
       throw std::invalid_argument(std::string(name) + ": expected a tensor");
     };
-    in->query = {required("query", tokens * rule.heads * s.key, element), rule.heads * s.key};
-    in->key = {required("key", tokens * rule.kv_heads * s.key, element), rule.kv_heads * s.key};
-    in->value = {required("value", tokens * rule.kv_heads * s.value, element), rule.kv_heads * s.value};
+    const auto type_of = [&](const char* name) {
+      return types.contains(name) ? data_type(types[name].cast<std::string>()) : in->type;
+    };
+    in->query = rows_of_heads(s, required("query", tokens * rule.heads * s.key, element), rule.heads, s.key);
+    in->key = rows_of_heads(s, required("key", tokens * rule.kv_heads * s.key, element), rule.kv_heads, s.key);
+    in->value = rows_of_heads(s, required("value", tokens * rule.kv_heads * s.value, element), rule.kv_heads, s.value);
     const size_t length = std::max(s.past, s.total);
     in->keys = {s.past ? required("past_key", cached * s.key, element) : nullptr, nullptr, s.past, length, s.key};
     in->values = {s.past ? required("past_value", cached * s.value, element) : nullptr, nullptr, s.past, length, s.value};
-    in->seqlens_k = static_cast<const int32_t*>(required("seqlens_k", s.batch, sizeof(int32_t)));
+    in->seqlens_k = static_cast<const int32_t*>(bytes("seqlens_k", s.batch, sizeof(int32_t)));
+    in->mask = bytes("attention_mask", s.batch * s.total, s.mask_bytes);
+    in->mask_bytes = s.mask_bytes;
+    const auto norm = [&](const char* name, size_t normed, size_t heads) -> operators::HeadNorm {
+      if (normed != 1 && normed != heads) throw std::invalid_argument(std::string(name) + ": expected 1 head, or all");
+      return {bytes(name, normed * s.key, size_of(type_of(name))), type_of(name), normed != 1};
+    };
+    in->query_norm = norm("q_norm_weight", s.q_norm_heads, rule.heads);
+    in->key_norm = norm("k_norm_weight", s.k_norm_heads, rule.kv_heads);
     if (rule.rotary) {
-      const size_t angles = s.positions * s.width;
-      in->rotary = {required("cos_cache", angles, element), required("sin_cache", angles, element), in->type, s.positions,
-                    s.width, rule.rotary_interleaved};
+      const size_t angles = std::max<size_t>(1, s.rotary_batch) * s.positions * s.width;
+      in->rotary.type = type_of("cos_cache");
+      in->rotary.cos = required("cos_cache", angles, size_of(in->rotary.type));
+      in->rotary.sin = required("sin_cache", angles, size_of(in->rotary.type));
+      in->rotary.positions = s.positions;
+      in->rotary.width = s.width;
+      in->rotary.per_token = s.rotary_batch != 0;
+      in->rotary.batch_rows = s.rotary_batch > 1 ? s.queries : 0;
+      in->rotary.interleaved = rule.rotary_interleaved;
     }
     in->position_ids = static_cast<const int64_t*>(bytes("position_ids", tokens, sizeof(int64_t)));
-    in->bias = bytes("attention_bias", product({s.bias_batch, s.bias_heads, s.queries, s.total}), element);
-    in->bias_type = in->sink_type = in->type;
+    in->bias_type = type_of("attention_bias");
+    in->bias = bytes("attention_bias", product({s.bias_batch, s.bias_heads, s.queries, s.total}), size_of(in->bias_type));
     if ((s.bias_batch != 1 && s.bias_batch != s.batch) || (s.bias_heads != 1 && s.bias_heads != rule.heads))
       throw std::invalid_argument("bias_batch, bias_heads: expected 1, or those of the query");
     in->bias_head_stride = s.bias_heads == 1 ? 0 : s.queries * s.total;
     in->bias_batch_stride = s.bias_batch == 1 ? 0 : s.bias_heads * s.queries * s.total;
-    in->sink = bytes("head_sink", rule.heads, element);
+    in->sink_type = type_of("head_sink");
+    in->sink = bytes("head_sink", rule.heads, size_of(in->sink_type));
   }
 
   operators::Attention attention_;
@@ -139,10 +176,12 @@ void bind_attention(py::module_& m) {
   py::class_<NativeAttention>(m, "GroupQueryAttention", "One GroupQueryAttention node (docs/operators.md).")
       .def(py::init<const py::dict&, const std::string&>(), py::arg("attributes"), py::arg("isa") = "")
       .def("run", &NativeAttention::run, py::arg("type"), py::arg("sizes"), py::arg("tensors"), py::arg("threads") = 1,
-           py::arg("in_place") = false,
+           py::arg("in_place") = false, py::arg("types") = py::dict(),
            "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to "
            "uint8 view; sizes: batch, queries, key_size, value_size, past, total, and of what is given rotary_positions, "
-           "rotary_width, bias_batch, bias_heads. in_place: past_key and past_value are written and returned.");
+           "rotary_width, rotary_batch (angles of each token), mask_bytes (of an element), bias_batch, bias_heads, q_norm_heads "
+           "and k_norm_heads (1, or all). in_place: past_key and past_value are written and returned. types: of cos_cache (and "
+           "sin_cache), attention_bias, head_sink, q_norm_weight and k_norm_weight, where they have another than the query.");
 }
 
 }  // namespace ort_hina::python

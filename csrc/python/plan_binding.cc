@@ -77,9 +77,11 @@ py::list plan_work(const std::vector<uint32_t>& rows, const py::dict& gate_up, c
 }
 
 py::list plan_attention(const std::vector<std::pair<size_t, size_t>>& batch, size_t queries, size_t kv_heads, size_t group,
-                        bool causal, size_t window) {
+                        bool causal, size_t window, const std::vector<std::pair<size_t, size_t>>& seen) {
+  if (!seen.empty() && seen.size() != batch.size()) throw std::invalid_argument("seen: expected a range for each sequence");
   plan::AttentionProblem problem;
   for (const auto& [past, rows] : batch) problem.batch.push_back({past, rows});
+  for (size_t b = 0; b < seen.size(); ++b) problem.batch[b].seen = {seen[b].first, seen[b].second};
   problem.queries = queries;
   problem.kv_heads = kv_heads;
   problem.group = group;
@@ -109,7 +111,8 @@ void bind_plan(py::module_& m) {
   m.def("plan_work", &plan_work, py::arg("rows"), py::arg("gate_up"), py::arg("down"), py::arg("tokens"), py::arg("hidden"),
         py::arg("intermediate"), py::arg("gather"), py::arg("threads"));
   m.def("plan_attention", &plan_attention, py::arg("batch"), py::arg("queries"), py::arg("kv_heads"), py::arg("group"),
-        py::arg("causal") = true, py::arg("window") = 0, "Units of attention; batch: (past, rows) of each sequence.");
+        py::arg("causal") = true, py::arg("window") = 0, py::arg("seen") = std::vector<std::pair<size_t, size_t>>{},
+        "Units of attention; batch: (past, rows) of each sequence; seen: the keys [begin, end) that a mask leaves it.");
 }
 
 }  // namespace ort_hina::python

@@ -20,10 +20,25 @@ def sizes_of(case: AttentionCase) -> dict[str, int]:
         "value_size": case.value.shape[3], "past": case.past_length, "total": case.total,
     }  # fmt: skip
     if case.cos is not None:
-        sizes |= {"rotary_positions": case.cos.shape[0], "rotary_width": case.cos.shape[1]}
+        sizes |= {"rotary_positions": case.cos.shape[-2], "rotary_width": case.cos.shape[-1]}
+        sizes |= {"rotary_batch": case.cos.shape[0] if case.cos.ndim == 3 else 0}
     if case.bias is not None:
         sizes |= {"bias_batch": case.bias.shape[0], "bias_heads": case.bias.shape[1]}
+    if case.mask is not None:
+        sizes["mask_bytes"] = case.mask.itemsize
+    for name, weight in (("q_norm_heads", case.q_norm), ("k_norm_heads", case.k_norm)):
+        if weight is not None:
+            sizes[name] = weight.size // case.query.shape[3]
     return sizes
+
+
+def types_of(case: AttentionCase) -> dict[str, str]:
+    """Element types of tensors that have another than the query."""
+    kinds = {
+        "cos_cache": case.angle_kind, "sin_cache": case.angle_kind, "q_norm_weight": case.norm_kind,
+        "k_norm_weight": case.norm_kind,
+    }  # fmt: skip
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def tensors_of(case: AttentionCase) -> dict[str, np.ndarray]:
@@ -31,19 +46,25 @@ def tensors_of(case: AttentionCase) -> dict[str, np.ndarray]:
     floats = {
         "query": case.query, "key": case.key, "value": case.value, "past_key": case.past_key,
         "past_value": case.past_value, "cos_cache": case.cos, "sin_cache": case.sin, "attention_bias": case.bias,
-        "head_sink": case.sink,
+        "head_sink": case.sink, "q_norm_weight": case.q_norm, "k_norm_weight": case.k_norm,
     }  # fmt: skip
-    tensors = {name: guarded(encode(x, case.kind)) for name, x in floats.items() if x is not None}
-    tensors["seqlens_k"] = guarded(case.seqlens_k.astype(np.int32).view(np.uint8))
+    types = types_of(case)
+    tensors = {name: encode(x, types.get(name, case.kind)) for name, x in floats.items() if x is not None}
+    if case.seqlens_k is not None:
+        tensors["seqlens_k"] = case.seqlens_k.astype(np.int32)
     if case.position_ids is not None:
-        tensors["position_ids"] = guarded(case.position_ids.astype(np.int64).reshape(-1).view(np.uint8))
-    return tensors
+        tensors["position_ids"] = case.position_ids.astype(np.int64)
+    if case.mask is not None:
+        tensors["attention_mask"] = case.mask
+    return {name: guarded(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) for name, x in tensors.items()}
 
 
-def run_native(case: AttentionCase, *, isa: str = "", threads: int = 1, in_place: bool = False) -> Answer:
-    """output [B, S, H, Dv] and present caches [B, kv_heads, length, size], float64."""
-    node = _native.GroupQueryAttention(case.attributes(), isa)
-    output, keys, values = node.run(case.kind, sizes_of(case), tensors_of(case), threads, in_place)
+def run_native(
+    case: AttentionCase, *, isa: str = "", threads: int = 1, in_place: bool = False, attributes: dict | None = None
+) -> Answer:
+    """output [B, S, H, Dv] and present caches [B, kv_heads, length, size], float64. `attributes`: instead of the case's."""
+    node = _native.GroupQueryAttention(attributes or case.attributes(), isa)
+    output, keys, values = node.run(case.kind, sizes_of(case), tensors_of(case), threads, in_place, types_of(case))
     lead = (case.query.shape[0], case.kv_heads, case.length)
     return (
         decode(output, case.kind).reshape(*case.query.shape[:3], case.value.shape[3]),
@@ -57,7 +78,7 @@ def assert_answers(case: AttentionCase, answer: Answer, *, in_place: bool = Fals
     output, keys, values = answer
     expected_keys, expected_values = present_caches(case)
     for b in range(len(output)):
-        length = int(case.seqlens_k[b]) + 1 if in_place else case.length
+        length = case.keys_of(b) if in_place else case.length
         own = (b, slice(None), slice(length))
         np.testing.assert_array_equal(values[own], expected_values[own])
         assert_inside(keys[own], expected_keys.values[own], expected_keys.errors[own], "present_key")

@@ -27,20 +27,31 @@ class AttentionCase:
     """[B, S, kv_heads, D]"""
     value: np.ndarray
     """[B, S, kv_heads, Dv]"""
-    seqlens_k: np.ndarray
-    """int32 [B]: keys of each sequence, less 1"""
+    seqlens_k: np.ndarray | None
+    """int32 [B]: keys of each sequence, less 1; None: `total` each"""
     total: int
     past_key: np.ndarray | None = None
     """[B, kv_heads, L, D]"""
     past_value: np.ndarray | None = None
     cos: np.ndarray | None = None
-    """[positions, width]; None: no rotation"""
+    """[positions, width], or [B or 1, S, width]: the angles of each new token; None: no rotation"""
     sin: np.ndarray | None = None
+    angle_kind: str | None = None
+    """Element type of `cos` and `sin`; None: `kind`"""
     position_ids: np.ndarray | None = None
     bias: np.ndarray | None = None
     """[B or 1, H or 1, S, total]"""
     sink: np.ndarray | None = None
     """[H]"""
+    q_norm: np.ndarray | None = None
+    """[D], or [H·D]: over the whole token; None: no norm"""
+    k_norm: np.ndarray | None = None
+    """[D] or [kv_heads·D]"""
+    norm_kind: str | None = None
+    """Element type of `q_norm` and `k_norm`; None: `kind`"""
+    epsilon: float = 1e-6
+    mask: np.ndarray | None = None
+    """bool, int32 or int64 [B, total]: a key is seen only where it is not 0"""
     kind: str = "float"
     scale: float = 0.0
     softcap: float = 0.0
@@ -64,9 +75,13 @@ class AttentionCase:
         """Rows of the present caches."""
         return max(self.past_length, self.total)
 
+    def keys_of(self, batch: int) -> int:
+        """Keys of a sequence, old and new."""
+        return self.total if self.seqlens_k is None else int(self.seqlens_k[batch]) + 1
+
     def past_and_rows(self, batch: int) -> tuple[int, int]:
         """Keys before the first new token of a sequence, and its new tokens that are not padding."""
-        keys = int(self.seqlens_k[batch]) + 1
+        keys = self.keys_of(batch)
         rows = min(self.query.shape[1], keys)
         return keys - rows, rows
 
@@ -77,7 +92,7 @@ class AttentionCase:
             "softcap": float(self.softcap), "local_window_size": self.window, "causal": int(self.causal),
             "do_rotary": int(self.cos is not None), "rotary_interleaved": int(self.interleaved),
             "smooth_softmax": int(self.smooth),
-        }  # fmt: skip
+        } | ({} if self.q_norm is None and self.k_norm is None else {"qk_norm_epsilon": self.epsilon})  # fmt: skip
 
 
 @dataclass
@@ -124,29 +139,65 @@ def make_case(
     return replace(AttentionCase(**named), **rest)
 
 
-def rotated(case: AttentionCase, x: np.ndarray, positions: np.ndarray) -> Bounded:
-    """Rows of heads [S, heads, D], turned by the angles of their positions [S].
+def angles_of(case: AttentionCase, batch: int) -> list[np.ndarray]:
+    """Cosines and sines of the new tokens of a sequence, [rows, 1, width] each."""
+    past, rows = case.past_and_rows(batch)
+    tables = [rounded(table, case.angle_kind or case.kind) for table in (case.cos, case.sin)]
+    if case.cos.ndim == 3:
+        return [table[batch % len(table), :rows, None] for table in tables]
+    positions = np.arange(past, past + rows) if case.position_ids is None else case.position_ids[batch, :rows]
+    return [table[positions][:, None] for table in tables]
 
-    Of a turned element, a·cos - b·sin, two products and a sum are rounded: gamma(2)·(|a·cos| + |b·sin|).
+
+def normalised(case: AttentionCase, x: np.ndarray, weight: np.ndarray | None) -> Bounded:
+    """RMSNorm of new tokens [rows, heads, D]: x·r·weight with r = 1 / sqrt(mean of x² + epsilon).
+
+    All terms of the sum are positive, so it is off by gamma(n), relative, and mean and epsilon by a rounding each; of the root
+    that is half. The root, its inverse and the two products are a rounding each.
+    """
+    if weight is None:
+        return Bounded(x, np.zeros_like(x))
+    size = x.shape[2]
+    weight = rounded(weight, case.norm_kind or case.kind).reshape(-1, size)
+    terms = weight.size
+    square = np.square(x).sum(axis=2 if terms == size else (1, 2), keepdims=True)
+    epsilon = np.float64(np.float32(case.epsilon))
+    mean = square / terms + epsilon
+    off = (1 + gamma(terms)) * (1 + UNIT) ** 2 - 1 + 2 * UNDERFLOW / mean
+    values = x / np.sqrt(mean) * weight
+    relative = (1 - off) ** -0.5 * (1 + UNIT) ** 4 - 1
+    return Bounded(values, relative * np.abs(values) + UNDERFLOW * (1 + np.abs(weight)))
+
+
+def rotated(case: AttentionCase, x: Bounded, batch: int) -> Bounded:
+    """The new tokens of a sequence, [rows, heads, D], turned by their angles.
+
+    Of a turned element, a·cos - b·sin, two products and a sum are rounded: gamma(2)·(|a·cos| + |b·sin|), with a and b as far
+    off as they may be.
     """
     if case.cos is None:
-        return Bounded(x, np.zeros_like(x))
-    width = case.cos.shape[1]
-    cos, sin = (rounded(table, case.kind)[positions][:, None, :] for table in (case.cos, case.sin))
+        return x
+    width = case.cos.shape[-1]
+    cos, sin = angles_of(case, batch)
     first = np.arange(width) * 2 if case.interleaved else np.arange(width)
     second = first + (1 if case.interleaved else width)
-    a, b = x[..., first], x[..., second]
-    values, errors = x.copy(), np.zeros_like(x)
+    a, b = x.values[..., first], x.values[..., second]
+    a_error, b_error = x.errors[..., first], x.errors[..., second]
+    values, errors = x.values.copy(), x.errors.copy()
     values[..., first], values[..., second] = a * cos - b * sin, b * cos + a * sin
-    errors[..., first] = gamma(2) * (np.abs(a * cos) + np.abs(b * sin)) + 2 * UNDERFLOW
-    errors[..., second] = gamma(2) * (np.abs(b * cos) + np.abs(a * sin)) + 2 * UNDERFLOW
+
+    def error(a, a_error, b, b_error):
+        own = a_error * np.abs(cos) + b_error * np.abs(sin)
+        return own + gamma(2) * (np.abs(a * cos) + np.abs(b * sin) + own) + 2 * UNDERFLOW
+
+    errors[..., first], errors[..., second] = error(a, a_error, b, b_error), error(b, b_error, a, a_error)
     return Bounded(values, errors)
 
 
-def positions_of(case: AttentionCase, batch: int) -> np.ndarray:
-    """Of the new tokens of a sequence, for the rotation."""
-    past, rows = case.past_and_rows(batch)
-    return np.arange(past, past + rows) if case.position_ids is None else case.position_ids[batch, :rows]
+def new_heads(case: AttentionCase, batch: int, x: np.ndarray, weight: np.ndarray | None) -> Bounded:
+    """Queries or keys [S, heads, D] of the new tokens of a sequence, normalised and turned: [rows, heads, D]."""
+    _, rows = case.past_and_rows(batch)
+    return rotated(case, normalised(case, rounded(x[:rows], case.kind), weight), batch)
 
 
 def present_caches(case: AttentionCase) -> tuple[Bounded, np.ndarray]:
@@ -159,11 +210,13 @@ def present_caches(case: AttentionCase) -> tuple[Bounded, np.ndarray]:
             kept, rows = case.past_and_rows(b)
             if kept:
                 cache.values[b, :, :kept] = rounded(past[b, :, :kept], case.kind)
-            x = rounded(new[b, :rows], case.kind)
-            turned = rotated(case, x, positions_of(case, b)) if new is case.key else Bounded(x, np.zeros_like(x))
-            cache.values[b, :, kept : kept + rows] = turned.values.swapaxes(0, 1)
-            if new is case.key and case.cos is not None:
-                error = turned.errors + rounding(np.abs(turned.values) + turned.errors, case.kind)
+            if new is not case.key:
+                cache.values[b, :, kept : kept + rows] = rounded(new[b, :rows], case.kind).swapaxes(0, 1)
+                continue
+            heads = new_heads(case, b, new[b], case.k_norm)
+            cache.values[b, :, kept : kept + rows] = heads.values.swapaxes(0, 1)
+            if case.cos is not None or case.k_norm is not None:
+                error = heads.errors + rounding(np.abs(heads.values) + heads.errors, case.kind)
                 cache.errors[b, :, kept : kept + rows] = error.swapaxes(0, 1)
         caches.append(cache)
     return caches[0], caches[1].values
@@ -179,6 +232,8 @@ def visible(case: AttentionCase, batch: int) -> np.ndarray:
         seen = seen & (key <= position)
     if case.window != -1:
         seen = seen & (key > position - case.window)
+    if case.mask is not None:
+        seen = seen & np.pad(case.mask[batch] != 0, (0, case.length - case.total))
     return seen & (position < past + rows)
 
 
@@ -192,7 +247,7 @@ def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray) -> Bounded
     errors = np.zeros_like(out)
     for b in range(batch):
         _, rows = case.past_and_rows(b)
-        q = rotated(case, rounded(case.query[b, :rows], case.kind), positions_of(case, b))
+        q = new_heads(case, b, case.query[b], case.q_norm)
         seen = visible(case, b)[:rows]
         for h in range(heads):
             kv = h // (heads // case.kv_heads)
@@ -201,9 +256,17 @@ def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray) -> Bounded
             some = seen.any(axis=0)
             score = _scores(case, row, keys[b, kv][some], _bias(case, b, h, rows, some))
             out[b, :rows, h], errors[b, :rows, h] = _weighted(
-                case, score, seen[:, some], values[b, kv][some], _sink(case, h)
+                case, score, seen[:, some], values[b, kv][some], _sink(case, h), _runs(case, b)
             )
     return Bounded(out, errors)
+
+
+def _runs(case: AttentionCase, batch: int) -> int:
+    """Stretches of keys that a mask leaves of a sequence."""
+    if case.mask is None:
+        return 1
+    row = np.pad(case.mask[batch] != 0, 1).astype(int)
+    return int((np.diff(row) == 1).sum())
 
 
 def _bias(case: AttentionCase, batch: int, head: int, rows: int, some: np.ndarray) -> np.ndarray | None:
@@ -243,21 +306,21 @@ def _scores(case: AttentionCase, q: Bounded, keys: np.ndarray, bias: np.ndarray 
 
 
 def _weighted(
-    case: AttentionCase, score: Bounded, seen: np.ndarray, values: np.ndarray, sink: float
+    case: AttentionCase, score: Bounded, seen: np.ndarray, values: np.ndarray, sink: float, runs: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Σ w·v / (Σ w + sink) with w = e^(score - the largest), and its error: [rows, Dv] each.
 
     The computed maximum is subtracted from all scores alike, so its own error cancels. A weight carries, in its exponent,
     the error of its score and u for each unit of distance to the maximum (the distances between successive maxima add up
     to that), the exponential's error, and for each block of keys at most one more exponential and product, where the maximum
-    moves, and two of these at the end, where parts are merged. Sums are of as many terms as there are keys, blocks and
-    parts.
+    moves, and two of these at the end, where parts are merged. Blocks begin anew with each run of keys. Sums are of as many
+    terms as there are keys, blocks and parts.
     With numerator n ± N and denominator d ± D the quotient's error is at most (N + |n / d|·D) / (d - D).
     """
     keys = seen.shape[1]
     if keys == 0:
         return np.zeros((len(seen), values.shape[1])), np.zeros((len(seen), values.shape[1]))
-    blocks = -(-keys // _KEYS_OF_A_BLOCK) + 1
+    blocks = -(-keys // _KEYS_OF_A_BLOCK) + runs
     # One addition for each key, block and part, whatever the lanes; a few more for the lanes, the sink and the quotient.
     terms = gamma(keys + blocks + keys // _KEYS_OF_A_PART + 16)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
+from .attention_native import types_of
 from .attention_reference import AttentionCase
 from .elements import NUMPY_TYPE, ONNX_TYPE, decode, rounded
 from .moe_session import create_session
@@ -17,36 +18,46 @@ NODE_NAME = "layer 3's attention"
 INPUTS = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache",
     "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight", "query_seqlens",
+    "attention_mask",
 )  # fmt: skip
 OUTPUTS = ("output", "present_key", "present_value")
-_INT32 = ("seqlens_k", "total_sequence_length", "query_seqlens")
 
 
-def feeds_of(case: AttentionCase, *, packed: bool = False) -> dict[str, np.ndarray]:
+def feeds_of(
+    case: AttentionCase, *, packed: bool = False, heads_first: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> dict[str, np.ndarray]:
     """What the node is given, in its types (bfloat16 as ml_dtypes has it).
 
     Args:
         packed: query, key and value in one tensor.
+        heads_first: which of query, key and value have rank 4, (batch, heads, tokens, size).
+        without: inputs that are left out.
     """
     batch, queries = case.query.shape[:2]
     rows = {
-        name: x.reshape(batch, queries, x.shape[2] * x.shape[3])
+        name: x.swapaxes(1, 2) if name in heads_first else x.reshape(batch, queries, x.shape[2] * x.shape[3])
         for name, x in (("query", case.query), ("key", case.key), ("value", case.value))
     }
     if packed:
         rows = {"query": np.concatenate([rows["query"], rows["key"], rows["value"]], axis=2)}
+    types = types_of(case)
     floats = rows | {
         "past_key": case.past_key, "past_value": case.past_value, "cos_cache": case.cos, "sin_cache": case.sin,
-        "attention_bias": case.bias, "head_sink": case.sink,
+        "attention_bias": case.bias, "head_sink": case.sink, "q_norm_weight": case.q_norm, "k_norm_weight": case.k_norm,
     }  # fmt: skip
     feeds = {
-        name: rounded(x, case.kind).astype(NUMPY_TYPE[case.kind]) for name, x in floats.items() if x is not None
+        name: rounded(x, types.get(name, case.kind)).astype(NUMPY_TYPE[types.get(name, case.kind)])
+        for name, x in floats.items()
+        if x is not None
     }
-    feeds["seqlens_k"] = case.seqlens_k.astype(np.int32)
+    if case.seqlens_k is not None:
+        feeds["seqlens_k"] = case.seqlens_k.astype(np.int32)
     feeds["total_sequence_length"] = np.array(case.total, np.int32)
     if case.position_ids is not None:
         feeds["position_ids"] = case.position_ids.astype(np.int64)
-    return feeds
+    if case.mask is not None:
+        feeds["attention_mask"] = case.mask
+    return {name: value for name, value in feeds.items() if name not in without}
 
 
 def attention_model(

@@ -51,6 +51,12 @@ MISTAKES = {
     "no rotation": {"cos": None, "sin": None},
     "positions": {"position_ids": np.tile(np.arange(20), (2, 1))},
     "lengths": {"seqlens_k": np.array([30, 29], np.int32)},
+    "no lengths": {"seqlens_k": None, "total": 30},
+    "mask of all but one": {"mask": np.arange(31)[None] + np.zeros((2, 1)) != 15},
+    "padding": {"mask": np.arange(31)[None] + np.zeros((2, 1)) >= 13},
+    "norm of queries": {"q_norm": np.ones(64, np.float32)},
+    "norm of keys": {"k_norm": np.ones(64, np.float32)},
+    "angles of each token": {"cos": CASE.cos[None, :20], "sin": CASE.sin[None, :20]},
     "bias": {"bias": np.full((1, 1, 20, 31), 0.0, np.float32) + np.linspace(0, 0.01, 31, dtype=np.float32)},
 }
 
@@ -65,3 +71,24 @@ def test_a_wrong_answer_is_outside_the_bounds(mistake, kind):
     assert_answers(case, answer)
     with pytest.raises(AssertionError):
         assert_answers(case, run_native(replace(case, **MISTAKES[mistake])))
+
+
+NORMED = replace(
+    CASE, q_norm=np.linspace(0.5, 2, 64).astype(np.float32), k_norm=np.linspace(2, 0.5, 128).astype(np.float32)
+)
+NORM_MISTAKES = {
+    "over the token": {"q_norm": np.tile(NORMED.q_norm, 6)},
+    "over each head": {"k_norm": NORMED.k_norm[:64]},
+    "another head's weight": {"k_norm": np.roll(NORMED.k_norm, 64)},
+    "another epsilon": {"epsilon": 1e-2},
+    "no norm of queries": {"q_norm": None},
+    "no norm of keys": {"k_norm": None},
+}
+
+
+@pytest.mark.parametrize("mistake", NORM_MISTAKES)
+def test_a_wrong_norm_is_outside_the_bounds(mistake):
+    answer = run_native(NORMED)
+    assert_answers(NORMED, answer)
+    with pytest.raises(AssertionError):
+        assert_answers(NORMED, run_native(replace(NORMED, **NORM_MISTAKES[mistake])))

@@ -29,8 +29,11 @@ def cases(draw) -> AttentionCase:
         interleaved=draw(st.booleans()),
     )  # fmt: skip
     shape = case.query.shape
-    if draw(st.booleans()):
+    lengths = draw(st.sampled_from(["equal", "own", "absent"]))
+    if lengths == "own":
         case = replace(case, seqlens_k=rng.integers(0, past + queries, shape[0]).astype(np.int32))
+    if lengths == "absent":
+        case = replace(case, seqlens_k=None)
     if case.causal and draw(st.booleans()):
         case = replace(case, window=draw(st.integers(1, past + queries + 2)))
     if draw(st.booleans()):
@@ -41,9 +44,42 @@ def cases(draw) -> AttentionCase:
     extra = draw(st.sampled_from(["none", "sink", "smooth"]))
     if extra == "sink":
         case = replace(case, sink=(rng.standard_normal(shape[2]) * 3).astype(np.float32))
-    if case.cos is not None and draw(st.booleans()):
-        case = replace(case, position_ids=rng.integers(0, len(case.cos), shape[:2]))
+    if case.cos is not None:
+        case = replace(case, **draw(angles(case, rng)))
+    if draw(st.booleans()):
+        case = replace(case, mask=draw(masks(case, rng)))
+    for name, heads in (("q_norm", case.heads), ("k_norm", case.kv_heads)):
+        normed = draw(st.sampled_from([0, 0, 1, heads]))
+        if normed:
+            case = replace(case, **{name: rng.uniform(-2, 2, normed * size).astype(np.float32)})
+    case = replace(case, norm_kind=draw(st.sampled_from([None, "float"])), epsilon=draw(st.sampled_from([1e-6, 0.1])))
     return replace(case, smooth=extra == "smooth")
+
+
+def angles(case: AttentionCase, rng: np.random.Generator):
+    """How a node may say which angles a token has: changes of the case."""
+    batch, queries = case.query.shape[:2]
+    rows = [rng.uniform(-1, 1, (lead, queries, case.cos.shape[1])).astype(np.float32) for lead in (1, 1, batch, batch)]
+    return st.sampled_from([
+        {},
+        {"position_ids": rng.integers(0, len(case.cos), (batch, queries))},
+        {"cos": rows[0], "sin": rows[1], "angle_kind": "float"},
+        {"cos": rows[2], "sin": rows[3]},
+    ])  # fmt: skip
+
+
+def masks(case: AttentionCase, rng: np.random.Generator):
+    """Of every type, with few and many holes, and with runs at its ends."""
+    shape = len(case.query), case.total
+    keys = np.arange(case.total)
+    edges = np.sort(rng.integers(0, case.total + 1, (shape[0], 2)), axis=1)
+    holes = [rng.random(shape) < share for share in (0.0, 0.1, 0.9)]
+    one_run = (keys >= edges[:, :1]) & (keys < edges[:, 1:])
+    patterns = [*holes, one_run, keys >= edges[:, :1], ~one_run]
+    return st.builds(
+        lambda mask, kind: np.where(mask, -3 if kind != np.bool_ else 1, 0).astype(kind),
+        st.sampled_from(patterns), st.sampled_from([np.bool_, np.int32, np.int64]),
+    )  # fmt: skip
 
 
 @every_level

@@ -17,12 +17,14 @@ ROWS, PART, PARTS = 64, 512, 64
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 200)), min_size=0, max_size=3),
     queries=st.integers(0, 200), kv_heads=st.integers(1, 3), group=st.integers(1, 80), causal=st.booleans(),
-    window=st.integers(0, 3000),
+    window=st.integers(0, 3000), mask=st.none() | st.tuples(st.integers(0, 5000), st.integers(0, 5000)),
 )  # fmt: skip
-def test_every_query_has_its_keys(lengths, queries, kv_heads, group, causal, window):
+def test_every_query_has_its_keys(lengths, queries, kv_heads, group, causal, window, mask):
     lengths = [(past, min(rows, queries)) for past, rows in lengths]
     window = window if causal else 0
-    units = _native.plan_attention(lengths, queries, kv_heads, group, causal, window)
+    first_key, past_keys = sorted(mask) if mask else (0, 10**6)
+    seen_keys = [(first_key, past_keys)] * len(lengths)
+    units = _native.plan_attention(lengths, queries, kv_heads, group, causal, window, seen_keys if mask else [])
     covered = set()
     blocks = [list(parts) for _, parts in groupby(units, key=lambda unit: unit["block"])]
     assert [parts[0]["block"] for parts in blocks] == list(range(len(blocks)))
@@ -37,10 +39,12 @@ def test_every_query_has_its_keys(lengths, queries, kv_heads, group, causal, win
         past, rows = lengths[first["batch"]]
         begin, end = parts[0]["keys"][0], parts[-1]["keys"][1]
         seen = [s for s in range(first["query"], first["query"] + first["queries"]) if s < rows]
-        assert (end - begin == 0) == (not seen)
+        expected = (0, 0)
         if seen:
-            assert end == (past + seen[-1] + 1 if causal else past + rows)
-            assert begin == (max(0, past + seen[0] + 1 - window) if window else 0)
+            expected_begin = max(0, past + seen[0] + 1 - window) if window else 0
+            expected_end = past + seen[-1] + 1 if causal else past + rows
+            expected = max(expected_begin, first_key), min(expected_end, past_keys)
+        assert (begin, end) == (expected if expected[0] < expected[1] else (0, 0))
         for s in range(first["query"], first["query"] + first["queries"]):
             place = first["batch"], first["head"], s
             assert place not in covered

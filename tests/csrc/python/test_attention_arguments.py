@@ -12,6 +12,7 @@ from ort_hina import _native
 CASE = make_case(
     np.random.default_rng(0), batch=2, kv_heads=2, group=2, queries=3, past=5, rotary=8,
     bias=np.zeros((1, 1, 3, 8), np.float32), sink=np.zeros(4, np.float32), position_ids=np.zeros((2, 3), np.int64),
+    mask=np.ones((2, 8), np.int32),
 )  # fmt: skip
 SIZES, TENSORS = sizes_of(CASE), tensors_of(CASE)
 
@@ -34,7 +35,7 @@ def test_a_tensor_that_would_have_to_be_converted(wrong):
         run(tensors=TENSORS | {"query": wrong(TENSORS["query"])})
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "past_key", "past_value", "seqlens_k", "cos_cache", "sin_cache"])
+@pytest.mark.parametrize("name", ["query", "key", "value", "past_key", "past_value", "cos_cache", "sin_cache"])
 def test_a_tensor_that_is_absent(name):
     with pytest.raises(ValueError, match=f"{name}: expected a tensor"):
         run(tensors={key: value for key, value in TENSORS.items() if key != name})
@@ -48,6 +49,10 @@ def test_a_tensor_that_is_absent(name):
         ({"sizes": SIZES | {"key_size": 0}}, "key_size, value_size: expected at least 1"),
         ({"sizes": SIZES | {"rotary_width": 17}}, "rotary_width: expected at most half of key_size"),
         ({"sizes": SIZES | {"bias_batch": 3}}, "bias_batch, bias_heads: expected 1, or those of the query"),
+        ({"sizes": SIZES | {"rotary_batch": 2}}, "rotary_batch: expected 1 or batch, and as many rotary_positions as queries"),
+        ({"sizes": SIZES | {"rotary_batch": 3, "rotary_positions": 3}}, "rotary_batch: expected 1 or batch"),
+        ({"sizes": SIZES | {"mask_bytes": 2}}, "mask_bytes: expected 1, 4 or 8"),
+        ({"types": {"cos_cache": "double"}}, "element type: expected float, float16 or bfloat16, got 'double'"),
         ({"in_place": True}, "in_place: expected a past of at least `total` rows"),
     ],
 )
