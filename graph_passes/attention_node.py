@@ -14,9 +14,9 @@ def is_attention_node(node: ir.Node) -> bool:
 
 def make_attention_node(layer: AttentionLayer) -> ir.Node:
     """The node for `layer`, with outputs that are called like those it replaces. Nothing is added to a graph yet."""
-    outputs = [_like(layer.output)]
+    outputs = [_like(layer.output, layer.dtype)]
     if layer.present_key is not None:
-        outputs += [_like(layer.present_key), _like(layer.present_value)]
+        outputs += [_like(value, layer.dtype) for value in (layer.present_key, layer.present_value)]
     return ir.Node(
         DOMAIN,
         "GroupQueryAttention",
@@ -27,22 +27,43 @@ def make_attention_node(layer: AttentionLayer) -> ir.Node:
     )
 
 
-def put_attention_node(graph: ir.Graph, layer: AttentionLayer, node: ir.Node) -> None:
+def put_attention_node(graph: ir.Graph, layer: AttentionLayer, node: ir.Node) -> tuple[ir.Value, ...]:
     """Lets `node` compute what `layer` computes. What it replaces is left behind without a user.
 
     The graph may have to be sorted afterwards (`ir.Graph.sort`): a present cache may be used before the place of the node.
+
+    Returns:
+        What now stands for each of `replaced_values`.
     """
-    place = layer.output.producer()
-    graph.insert_before(place, [new for new in layer.before if new.graph is None] + [node])
-    for new in layer.before:
-        for value in new.inputs:
-            if value is not None and value.const_value is not None and value.graph is None:
-                graph.register_initializer(value)
-    for old, new in zip(replaced_values(layer), node.outputs, strict=True):
+    nodes = [*(new for new in layer.before if new.graph is None), node]
+    results = list(node.outputs)
+    if needs_cast(layer):
+        name = layer.output.name
+        node.outputs[0].name = f"{name}.uncast"
+        cast = make_cast(layer, node)
+        nodes.append(cast)
+        results[0] = cast.outputs[0]
+        results[0].name = name
+    graph.insert_before(layer.output.producer(), nodes)
+    for old, new in zip(replaced_values(layer), results, strict=True):
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         # Two values of one graph cannot share a name, and the new one has to keep it.
         old.name, new.name = f"{old.name}.unfused", old.name
     graph.opset_imports[DOMAIN] = OPSET
+    return tuple(results)
+
+
+def needs_cast(layer: AttentionLayer) -> bool:
+    """Whether the graph takes the output in another type than the node gives it."""
+    return layer.output_dtype not in (None, layer.dtype)
+
+
+def make_cast(layer: AttentionLayer, node: ir.Node) -> ir.Node:
+    """From the node's type to that in which the graph takes its output."""
+    attributes = ir.convenience.convert_attributes({"to": int(layer.output_dtype)})
+    cast = ir.Node("", "Cast", [node.outputs[0]], attributes, name=f"{node.name}/Cast")
+    cast.outputs[0].type = ir.TensorType(layer.output_dtype)
+    return cast
 
 
 def replaced_values(layer: AttentionLayer) -> tuple[ir.Value, ...]:
@@ -52,8 +73,8 @@ def replaced_values(layer: AttentionLayer) -> tuple[ir.Value, ...]:
     return layer.output, layer.present_key, layer.present_value
 
 
-def _like(value: ir.Value) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=value.shape)
+def _like(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type if dtype is None else ir.TensorType(dtype), shape=value.shape)
 
 
 def _attributes(layer: AttentionLayer) -> dict[str, int | float]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from . import always_on, contrib_moe, routed_moe
+from . import always_on, attention_match, attention_nodes, contrib_moe, routed_moe
+from .attention_layer import AttentionLayer, RefusedAttention
 from .meanings import Refusal
 from .moe_layer import MoELayer, Refused
 from .moe_node import is_moe_node
@@ -25,6 +26,8 @@ class Found:
     routers: dict[tuple[ir.Value, ir.Value], RouterMatch | str] = field(default_factory=dict)
     """By the ids and weights of a layer: its router, or why that stays as it is."""
 
+    attention: list[AttentionLayer | RefusedAttention] = field(default_factory=list)
+    """In order, of a graph with layers that have a router."""
     shapes: Shapes = field(default_factory=Shapes)
     """Of the graph as it was found."""
 
@@ -37,13 +40,15 @@ def find(graph: ir.Graph) -> Found:
     recogniser = routed_moe.walked(list(graph))
     routed = [*routed_moe.find(graph, recogniser), *contrib_moe.find(graph, recogniser.shapes)]
     # A graph without experts that are chosen is not a mixture of experts, and none of our business.
-    dense = always_on.find(graph, recogniser) if any(isinstance(layer, MoELayer) for layer in routed) else []
+    is_mixture = any(isinstance(layer, MoELayer) for layer in routed)
+    dense = always_on.find(graph, recogniser) if is_mixture else []
+    attention = attention_match.find(graph, recogniser.shapes) if is_mixture else []
     routers = {
         (layer.ids, layer.weights): _router(layer, recogniser.shapes)
         for layer in routed
         if isinstance(layer, MoELayer) and layer.ids is not None
     }
-    return Found(routed, dense, routers, recogniser.shapes)
+    return Found(routed, dense, routers, attention, recogniser.shapes)
 
 
 def _router(layer: MoELayer, shapes: Shapes) -> RouterMatch | str:

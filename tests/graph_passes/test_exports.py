@@ -11,6 +11,7 @@ from support import fixtures
 from support.prompts import greedy, prefill_and_step
 
 import ort_hina
+from ort_hina.models.cases import CASES, steps
 from ort_hina.models.onnx_cases import open_session, run_block, run_model
 
 # Differences of the answers, relative to the largest of them. float: sums of the same products in another order, through
@@ -183,8 +184,17 @@ def _compare(entry, *sessions):
     for key, answer in expected.items():
         difference = np.abs(found[key] - answer)
         rows = (difference.max(axis=-1) / np.abs(answer).max()).reshape(len(answer), -1)
-        strayed |= {(key.partition("/")[0], int(sequence)) for sequence in np.nonzero(rows > TOLERANCE[entry["dtype"]])[0]}
+        wrong = rows > TOLERANCE[entry["dtype"]]
+        if entry["whole_model"]:
+            wrong &= _real_tokens(key)
+        strayed |= {(key.partition("/")[0], int(sequence)) for sequence in np.nonzero(wrong)[0]}
     assert len(strayed) <= (0 if entry["dtype"] == "fp32" else 2), strayed
+
+
+def _real_tokens(key):
+    """(B, S): not padding, which sees no key: there fused attention answers 0, and a file whatever its mask makes of it."""
+    name, _, step = key.rpartition("/")
+    return list(steps(next(case for case in CASES if case.name == name)))[int(step)].real
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,263 @@
+"""Recognising attention as exporters write it: from the product with the values back to queries, keys and caches.
+
+    weights = Softmax(scale * q·kᵀ [softcap] [+ mask] [beside sinks])          (`attention_scores`)
+    output  = weights · v, heads joined                                        (`attention_heads`)
+    k, v    = the past and what is new, each head repeated for its group       (`attention_heads`)
+    new q, k = [rotated] [normalised] projections                              (`attention_source`)
+
+Nothing is concluded from names. The mask is dropped where it is proved (`attention_mask`), and is an input of the node where
+it is not; a rotation or a norm that is not understood stays in the graph, before the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from .attention_cone import attention_nodes
+from .attention_angles import NewNodes, angle_table
+from .attention_heads import joined_heads, only_user, repeated, sizes_of_heads, split_heads, without_idle_reshape
+from .attention_layer import AttentionLayer, RefusedAttention
+from .attention_mask import MaskProof, hides_rows_without_keys, new_tensors, prove
+from .attention_scores import Scores, read_scores
+from .attention_source import Sources, read_sources, tokens_of
+from .attention_weights import product_with_values
+from .constants import attribute, is_standard
+from .dims import Dim
+from .meanings import Refusal
+from .router_expressions import Reader, is_output_of, refuse
+from .shapes import Shapes
+from .slices import where_of
+from .symbolic_tensors import NotUnderstood
+
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def find(graph: ir.Graph, shapes: Shapes) -> list[AttentionLayer | RefusedAttention]:
+    """All attention of `graph`, in order: understood, or refused with the reason."""
+    matcher = _Matcher(graph, shapes)
+    found = (matcher.layer(node) for node in graph if node.op_type == "Softmax" and is_standard(node))
+    return [layer for layer in found if layer is not None]
+
+
+@dataclass(frozen=True)
+class _Caches:
+    """Keys or values: what the node takes, and what it hands on."""
+
+    past: ir.Value | None
+    new: ir.Value
+    """(B, heads, S, size)"""
+    whole: ir.Value
+    heads: int
+    size: int
+
+
+class _Matcher:
+    def __init__(self, graph: ir.Graph, shapes: Shapes) -> None:
+        self._reader = Reader(shapes)
+        self._tensors = new_tensors(graph)
+        self._proofs: dict[ir.Value, MaskProof | str] = {}
+        self._nodes = NewNodes()
+        self._order = {node: place for place, node in enumerate(graph)}
+
+    def layer(self, softmax: ir.Node) -> AttentionLayer | RefusedAttention | None:
+        """None: the softmax is of something else."""
+        where = where_of(softmax)
+        try:
+            scores = read_scores(self._reader, softmax.inputs[0])
+            return None if scores is None else self._layer(softmax, scores, where)
+        except (Refusal, NotUnderstood) as reason:
+            return RefusedAttention(where, str(reason))
+
+    def _layer(self, softmax: ir.Node, scores: Scores, where: str) -> AttentionLayer:
+        reader = self._reader
+        if not reader.is_last_axis(attribute(softmax, "axis", -1), softmax.inputs[0]):
+            refuse(softmax, "does not run over the keys")
+        product = product_with_values(reader, softmax, beside_sink=scores.sink is not None)
+        keys, values, heads = self._caches(scores, product.inputs[1])
+        sources = read_sources(reader, scores.query, keys.new)
+        value = split_heads(reader, values.new)
+        rows = self._rows(scores, (sources.query, sources.key, value), cached=keys.past is not None)
+        proof = self._proof(scores.mask)
+        output = self._output(product, proof, rows, heads[0] * values.size)
+        fields = self._mask_fields(scores, proof) | self._rotary_fields(sources) | self._sink_fields(scores)
+        before = [node for name in ("mask", "rotary", "sink") for node in fields.pop(f"{name}_nodes", ())]
+        layer = AttentionLayer(
+            where=where,
+            query=sources.query,
+            key=sources.key,
+            value=value,
+            output=output,
+            num_heads=heads[0],
+            kv_num_heads=keys.heads,
+            head_size=heads[1],
+            value_head_size=values.size,
+            nodes=(),
+            past_key=keys.past,
+            past_value=values.past,
+            present_key=keys.whole if keys.past is not None else None,
+            present_value=values.whole if values.past is not None else None,
+            q_norm_weight=sources.query_norm,
+            k_norm_weight=sources.key_norm,
+            qk_norm_epsilon=sources.epsilon,
+            scale=scores.scale,
+            softcap=scores.softcap,
+            before=tuple(before),
+            **fields,
+        )
+        return self._completed(layer, product)
+
+    def _caches(self, scores: Scores, values: ir.Value) -> tuple[_Caches, _Caches, tuple[int, int]]:
+        """Keys, values, and (heads, head size) of the queries."""
+        reader = self._reader
+        key, copies = repeated(reader, scores.key)
+        value, value_copies = repeated(reader, reader.uncast(values))
+        heads, key_sizes, value_sizes = (sizes_of_heads(reader, found) for found in (scores.query, key, value))
+        if None in (heads, key_sizes, value_sizes):
+            refuse(scores.product, "has heads of which the number or the size is unknown")
+        if copies != value_copies or key_sizes[0] * copies != heads[0] or value_sizes[0] != key_sizes[0]:
+            counts = f"{heads[0]} heads of queries, {key_sizes[0]} of keys and {value_sizes[0]} of values"
+            refuse(scores.product, f"has {counts}, which are not repeated in groups of neighbours")
+        keys, values = (
+            _Caches(*_past_and_new(reader, whole), whole, *sizes)
+            for whole, sizes in ((key, key_sizes), (value, value_sizes))
+        )
+        if (keys.past is None) != (values.past is None):
+            refuse(scores.product, "has a cache of keys or of values alone")
+        return keys, values, heads
+
+    def _rows(self, scores: Scores, inputs: tuple[ir.Value, ...], *, cached: bool) -> tuple[Dim, Dim]:
+        """(B, S) of the queries. Keys and values must be new for the same tokens."""
+        dims, rows = self._reader.shapes.dims, []
+        for value in inputs:
+            shape = self._reader.shapes.shape(tokens_of(self._reader, value))
+            rows.append((shape[0], shape[1] if len(shape) == 3 else shape[2]))
+        if not all(dims.same(rows[0][1], length) for _, length in rows):
+            which = "new keys or values" if cached else "keys or values, not the past followed by new ones,"
+            refuse(scores.product, f"has {which} that are not proved to be as many as the queries")
+        return rows[0]
+
+    def _proof(self, mask: ir.Value | None) -> MaskProof | str | None:
+        if mask is None:
+            return None
+        if mask not in self._proofs:
+            try:
+                self._proofs[mask] = prove(self._tensors, mask)
+            except NotUnderstood as reason:
+                self._proofs[mask] = str(reason)
+        return self._proofs[mask]
+
+    def _output(
+        self, product: ir.Node, proof: MaskProof | str | None, rows: tuple[Dim, Dim], width: int
+    ) -> ir.Value:
+        """What the node's output stands for: heads joined; queries that see no key may have been set to 0 before."""
+        value = product.outputs[0]
+        guarded = only_user(value, "Where")
+        if guarded is not None:
+            condition, nothing, otherwise = guarded.producer().inputs
+            sees_none = isinstance(proof, MaskProof) and hides_rows_without_keys(self._tensors, condition, proof)
+            if otherwise is not value or self._reader.fill(nothing) != 0 or not sees_none:
+                refuse(guarded.producer(), "changes the output of attention in a way that is not understood")
+            value = guarded
+        value = without_idle_reshape(self._reader, value)
+        joined = joined_heads(self._reader, value, rows, width)
+        if joined is None:
+            refuse(product, "has an output of which the heads are not joined as (B, S, heads * size)")
+        return joined
+
+    def _mask_fields(self, scores: Scores, proof: MaskProof | str | None) -> dict:
+        if proof is None:
+            return {"causal": False}
+        if isinstance(proof, MaskProof):
+            window = -1 if proof.window is None else proof.window
+            return {"attention_mask": proof.attention_mask, "local_window_size": window, "dropped_mask": scores.mask}
+        if self._reader.shapes.rank(scores.mask) != 4:
+            refuse(scores.product, f"has a mask that is not understood ({proof}), without an axis for each of its scores'")
+        note = f"the mask stays in the graph: {proof}"
+        if not scores.mask_is_boolean:
+            return {"attention_bias": scores.mask, "causal": False, "notes": (note,)}
+        seen, hidden = (
+            self._nodes.node("Constant", f"ort_hina.{name}", [], value=ir.tensor(number, dtype=ir.DataType.FLOAT))
+            for name, number in (("seen", 0.0), ("hidden", -float("inf")))
+        )
+        inputs = [scores.mask, seen.outputs[0], hidden.outputs[0]]
+        bias = self._nodes.node("Where", f"{scores.mask.name}.bias", inputs, like=seen.outputs[0])
+        return {
+            "attention_bias": bias.outputs[0],
+            "causal": False,
+            "notes": (note,),
+            "mask_nodes": (seen, hidden, bias),
+        }
+
+    def _rotary_fields(self, sources: Sources) -> dict:
+        rotation = sources.rotation
+        if rotation is None:
+            return {}
+        (cosine, first), (sine, second) = (
+            angle_table(angles, self._reader.shapes.rank(angles.value), self._nodes)
+            for angles in (rotation.cosine, rotation.sine)
+        )
+        return {
+            "cos_cache": cosine,
+            "sin_cache": sine,
+            "rotary_interleaved": rotation.interleaved,
+            "rotary_nodes": (*first, *second),
+        }
+
+    def _sink_fields(self, scores: Scores) -> dict:
+        if scores.sink is None:
+            return {}
+        if len(scores.sink.const_value.shape) == 1:
+            return {"head_sink": scores.sink}
+        flat = self._nodes.integers(-1)
+        made = self._nodes.node("Reshape", f"{scores.sink.name}.heads", [scores.sink, flat.outputs[0]], like=scores.sink)
+        return {"head_sink": made.outputs[0], "sink_nodes": (flat, made)}
+
+    def _completed(self, layer: AttentionLayer, product: ir.Node) -> AttentionLayer:
+        """With types, and the nodes that it stands for.
+
+        Raises:
+            Refusal: the types differ, or an input of the node depends on what the node computes.
+        """
+        reader = self._reader
+        types = {name: reader.dtype(getattr(layer, name)) for name in ("query", "key", "value")}
+        if len(set(types.values())) != 1 or not _FLOATS >= set(types.values()):
+            texts = ", ".join(f"{name} {found.name if found else 'unknown'}" for name, found in types.items())
+            refuse(product, f"has inputs of types that differ or are unknown: {texts}")
+        outputs = [value for value in (layer.output, layer.present_key, layer.present_value) if value is not None]
+        made = {output for node in layer.before for output in node.outputs}
+        inputs = [value for value in layer.inputs() if value is not None and value not in made]
+        inputs += [value for node in layer.before for value in node.inputs if value.graph is not None]
+        if loop := self._comes_from(inputs, outputs):
+            refuse(product, f"has an input, {loop.name!r}, that depends on its own output")
+        nodes = sorted(attention_nodes(outputs, inputs), key=self._order.__getitem__)
+        return replace(
+            layer,
+            nodes=tuple(nodes),
+            dtype=types["query"],
+            output_dtype=reader.dtype(product.inputs[1]) or types["query"],
+        )
+
+    def _comes_from(self, values: list[ir.Value], sources: list[ir.Value]) -> ir.Value | None:
+        """The first of `values` that is computed from one of `sources`."""
+        makers = {source.producer() for source in sources}
+        first = min(self._order[maker] for maker in makers)
+        for value in values:
+            pending, seen = [value], set()
+            while pending:
+                node = pending.pop().producer()
+                if node is None or node in seen or self._order[node] < first:
+                    continue  # what comes before all makers depends on none of them
+                if node in makers:
+                    return value
+                seen.add(node)
+                pending.extend(operand for operand in node.inputs if operand is not None)
+        return None
+
+
+def _past_and_new(reader: Reader, value: ir.Value) -> tuple[ir.Value | None, ir.Value]:
+    node = value.producer()
+    if not is_output_of(value, "Concat") or len(node.inputs) != 2 or attribute(node, "axis", 0) not in (-2, 2):
+        return None, value
+    return tuple(node.inputs)
