@@ -10,6 +10,8 @@ from .router_expressions import Reader, is_output_of
 from .shapes import Shape
 
 _HEADS_FIRST = (0, 2, 1, 3)
+LAST_OF_FOUR = (-1, 3)
+"""The axis of the keys in scores (B, heads, S, T)."""
 
 
 def sizes_of_heads(reader: Reader, value: ir.Value) -> tuple[int, int] | None:

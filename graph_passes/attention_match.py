@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from .attention_cone import attention_nodes
 from .attention_angles import NewNodes, angle_table
-from .attention_heads import joined_heads, only_user, repeated, sizes_of_heads, split_heads, without_idle_reshape
+from .attention_heads import LAST_OF_FOUR, joined_heads, only_user, repeated, sizes_of_heads, split_heads, without_idle_reshape
 from .attention_layer import AttentionLayer, RefusedAttention
 from .attention_mask import MaskProof, hides_rows_without_keys, new_tensors, prove
 from .attention_scores import Scores, read_scores
@@ -72,7 +72,7 @@ class _Matcher:
 
     def _layer(self, softmax: ir.Node, scores: Scores, where: str) -> AttentionLayer:
         reader = self._reader
-        if not reader.is_last_axis(attribute(softmax, "axis", -1), softmax.inputs[0]):
+        if attribute(softmax, "axis", -1) not in LAST_OF_FOUR:
             refuse(softmax, "does not run over the keys")
         product = product_with_values(reader, softmax, beside_sink=scores.sink is not None)
         keys, values, heads = self._caches(scores, product.inputs[1])
@@ -172,7 +172,7 @@ class _Matcher:
         if isinstance(proof, MaskProof):
             window = -1 if proof.window is None else proof.window
             return {"attention_mask": proof.attention_mask, "local_window_size": window, "dropped_mask": scores.mask}
-        if self._reader.shapes.rank(scores.mask) != 4:
+        if self._rank(scores.mask) != 4:
             refuse(scores.product, f"has a mask that is not understood ({proof}), without an axis for each of its scores'")
         note = f"the mask stays in the graph: {proof}"
         if not scores.mask_is_boolean:
@@ -189,6 +189,13 @@ class _Matcher:
             "notes": (note,),
             "mask_nodes": (seen, hidden, bias),
         }
+
+    def _rank(self, value: ir.Value) -> int | None:
+        found = self._reader.shapes.rank(value)
+        try:
+            return len(self._tensors.sizes(value)) if found is None else found
+        except NotUnderstood:
+            return None
 
     def _rotary_fields(self, sources: Sources) -> dict:
         rotation = sources.rotation

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .attention_heads import transposed_keys
+from .attention_heads import LAST_OF_FOUR, transposed_keys
+from .attention_mask import HIDES
 from .constants import attribute, axes_of, is_standard, small_constant
 from .meanings import Refusal
 from .router_expressions import Reader, is_output_of, pairs, refuse
@@ -99,7 +100,7 @@ def _without_sink(reader: Reader, value: ir.Value) -> tuple[ir.Value, ir.Value |
                 value = reader.uncast(whole)
     if not is_output_of(value, "Concat") or len(value.producer().inputs) != 2:
         return value, None
-    if not reader.is_last_axis(attribute(value.producer(), "axis", 0), value):
+    if attribute(value.producer(), "axis", 0) not in LAST_OF_FOUR:
         return value, None
     return tuple(value.producer().inputs)
 
@@ -129,7 +130,9 @@ def _masked(reader: Reader, value: ir.Value) -> Scores | None:
     if node.op_type == "Where":
         found = _plain(reader, reader.uncast(node.inputs[1]))
         fill = reader.fill(node.inputs[2])
-        if found is not None and fill is not None and fill <= -65504:
+        if found is not None and (fill is None or fill > HIDES):
+            refuse(node, "replaces scores by something else than what hides them")
+        if found is not None:
             return Scores(**{**found.__dict__, "mask": node.inputs[0], "mask_is_boolean": True})
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .attention_heads import only_user
+from .attention_heads import LAST_OF_FOUR, only_user
 from .constants import is_standard, small_constant
 from .router_expressions import Reader, refuse
 
@@ -26,7 +26,7 @@ def product_with_values(reader: Reader, softmax: ir.Node, *, beside_sink: bool) 
         node = _only_user(softmax, value)
         if node.op_type in ("Cast", "Identity", "Dropout"):
             value = node.outputs[0]
-        elif node.op_type == "Slice" and has_sink and _drops_last(reader, node):
+        elif node.op_type == "Slice" and has_sink and _drops_last(node):
             value, has_sink = node.outputs[0], False
         elif node.op_type == "MatMul" and node.inputs[0] is value and node.inputs[1] is not value and not has_sink:
             return node
@@ -55,10 +55,10 @@ def _without_nan(reader: Reader, value: ir.Value) -> ir.Value | None:
     return cleaned if is_test and otherwise is value and reader.fill(nothing) == 0 else None
 
 
-def _drops_last(reader: Reader, node: ir.Node) -> bool:
+def _drops_last(node: ir.Node) -> bool:
     """Whether the Slice keeps all but the last element of the last axis."""
     starts, ends, axes, *steps = (small_constant(value) for value in node.inputs[1:])
     if any(found is None or found.size != 1 for found in (starts, ends, axes, *steps)):
         return False
     whole = all(int(step.item()) == 1 for step in steps) and int(starts.item()) == 0 and int(ends.item()) == -1
-    return whole and reader.is_last_axis(int(axes.item()), node.inputs[0])
+    return whole and int(axes.item()) in LAST_OF_FOUR

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from support.attention_graphs import AttentionGraph, allowed, make_node
+from support.attention_node_graphs import AttentionGraph, allowed, make_node
 
 GROUPED = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache",

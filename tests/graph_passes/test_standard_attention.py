@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from support.attention_graphs import AttentionGraph, allowed, make_node
+from support.attention_node_graphs import AttentionGraph, allowed, make_node
 from support.sessions import session
 
 NAMES = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
