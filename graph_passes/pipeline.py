@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from . import always_on, attention_match, contrib_moe, routed_moe
+from . import always_on, attention_match, attention_nodes, contrib_moe, routed_moe
 from .attention_layer import AttentionLayer, RefusedAttention
 from .meanings import Refusal
 from .moe_layer import MoELayer, Refused

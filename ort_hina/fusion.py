@@ -17,6 +17,7 @@ from .graph_passes.attention_past import count_past_by_mask
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer
 from .model_file import check_output, read_model, write_model
+from .norms import tidy_norms
 from .report import AttentionReport, FusionReport, LayerReport
 from .rewriting import Rewriter
 
@@ -120,6 +121,9 @@ def _fuse(
             report.one_buffer = count_past_by_mask(graph)
             remove_unused(graph)
             graph.sort()
+        tidied = tidy_norms(source, verify != "none")
+        report.norms, report.residual_sums = tidied.norms, tidied.sums
+        report.warnings += tidied.warnings
         write_model(source, destination)
         report.output, report.nodes_after = os.fspath(destination), len(graph)
     return report

@@ -92,6 +92,10 @@ class FusionReport:
 
     shared: list[LayerReport] = field(default_factory=list)
     """Shared experts and dense layers: fused where a router's layers are."""
+    norms: int = 0
+    """How many root-mean-square norms became one node each."""
+    residual_sums: int = 0
+    """How many residual sums were joined with the norm behind them."""
     attention: list[AttentionReport] = field(default_factory=list)
     """Attention: fused where a router's layers are."""
     one_buffer: str | None = None
@@ -126,6 +130,8 @@ class FusionReport:
         if self.output is None:
             lines.append("  nothing was written")
         else:
+            if self.norms or self.residual_sums:
+                lines.append(f"  norms: {self.norms} became one node each, {self.residual_sums} joined with the sum before them")
             nodes = f"{self.nodes_before} nodes -> {self.nodes_after}"
             if self.attention_fused:
                 reason = f" cannot be bound as past and present: {self.one_buffer}" if self.one_buffer else " may be bound as past and present"

@@ -208,13 +208,17 @@ def _compare(entry, *sessions):
         (expected, failed), (found, errors) = (run_block(session) for session in sessions)
     # The builder's graphs do not take left padding, fused or not.
     assert set(errors) == set(failed) and set(found) == set(expected) and found
+    # In half precision a near tie may send a token to another expert, in either file. All that comes behind it in its
+    # sequence, later steps included, then differs as well: that may happen to two of the ten sequences of all cases.
+    strayed = set()
     for key, answer in expected.items():
-        rows = np.abs(found[key] - answer).max(axis=-1) / np.abs(answer).max()
+        difference = np.abs(found[key] - answer)
+        rows = (difference.max(axis=-1) / np.abs(answer).max()).reshape(len(answer), -1)
+        wrong = rows > TOLERANCE[entry["dtype"]]
         if entry["whole_model"]:
-            rows = rows[_real_tokens(key)]
-        # In half precision a near tie may send a token to another expert, in either file.
-        ties = 0 if entry["dtype"] == "fp32" else max(1, rows.size // 20)
-        assert (rows > TOLERANCE[entry["dtype"]]).sum() <= ties, (key, np.sort(rows.ravel())[-3:])
+            wrong &= _real_tokens(key)
+        strayed |= {(key.partition("/")[0], int(sequence)) for sequence in np.nonzero(wrong)[0]}
+    assert len(strayed) <= (0 if entry["dtype"] == "fp32" else 2), strayed
 
 
 def _real_tokens(key):

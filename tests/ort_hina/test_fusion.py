@@ -94,7 +94,7 @@ def test_kept_names_and_interface(tiny_copy):
     assert {node.output[0] for node in moe_nodes(output)} <= names
     assert before.graph.input == after.graph.input and before.graph.output == after.graph.output
     assert (before.producer_name, before.ir_version) == (after.producer_name, after.ir_version)
-    assert {(o.domain, o.version) for o in after.opset_import} == {("", 18), ("ort_hina", 1)}
+    assert {(o.domain, o.version) for o in after.opset_import} == {("", 18), ("ort_hina", 1), ("com.microsoft", 1)}
     used = {name for node in after.graph.node for name in node.input}
     assert {tensor.name for tensor in after.graph.initializer} <= used
 
