@@ -34,11 +34,42 @@ struct Tensor {
   size_t dim(size_t i) const { return static_cast<size_t>(shape[i]); }
 };
 
+size_t element_bytes(ONNXTensorElementDataType type) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: return 1;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return 2;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64: return 8;
+    default: return 4;
+  }
+}
+
+Tensor read_tensor(const Ort::KernelContext& context, size_t input) {
+  Tensor t;
+  if (input >= context.GetInputCount()) return t;
+  const Ort::ConstValue value = context.GetInput(input);
+  if (!value) return t;
+  const auto info = value.GetTensorTypeAndShapeInfo();
+  t.shape = info.GetShape();
+  t.type = info.GetElementType();
+  t.data = value.GetTensorRawData();
+  t.present = true;
+  return t;
+}
+
+Buffer buffer_of(const Tensor& t) {
+  size_t count = t.present ? 1 : 0;
+  for (int64_t dim : t.shape) count *= static_cast<size_t>(dim);
+  return {static_cast<const uint8_t*>(t.data), count * element_bytes(t.type)};
+}
+
 class Reader {
  public:
-  Reader(const Ort::KernelContext& context, const AttentionRule& rule) : context_(context), rule_(rule) {}
+  Reader(const Ort::KernelContext& context, const AttentionRule& rule) : rule_(rule) {
+    for (size_t input = 0; input < kAttentionInputs; ++input) tensors_[input] = read_tensor(context, input);
+  }
 
-  AttentionInputs read() {
+  AttentionTensors read() {
     refuse_what_is_not_supported();
     read_tokens();
     read_past();
@@ -50,25 +81,17 @@ class Reader {
     read_positions();
     read_bias();
     read_sink();
-    return in_;
+    AttentionTensors all;
+    all.inputs = in_;
+    for (size_t input = 0; input < kAttentionInputs; ++input) all.buffers[input] = buffer_of(tensors_[input]);
+    return all;
   }
 
  private:
-  Tensor tensor(size_t input) const {
-    Tensor t;
-    if (input >= context_.GetInputCount()) return t;
-    const Ort::ConstValue value = context_.GetInput(input);
-    if (!value) return t;
-    const auto info = value.GetTensorTypeAndShapeInfo();
-    t.shape = info.GetShape();
-    t.type = info.GetElementType();
-    t.data = value.GetTensorRawData();
-    t.present = true;
-    return t;
-  }
+  const Tensor& tensor(size_t input) const { return tensors_[input]; }
   // Of the type of the query.
-  Tensor alike(size_t input) const {
-    const Tensor t = tensor(input);
+  const Tensor& alike(size_t input) const {
+    const Tensor& t = tensor(input);
     if (t.present && floating_type(t.type, attention_input_name(input)) != in_.type)
       refuse(input, std::string(name_of(in_.type)) + " as the query", type_name(t.type));
     return t;
@@ -119,9 +142,9 @@ class Reader {
   }
 
   void read_tokens() {
-    const Tensor query = tensor(kQuery);
+    const Tensor& query = tensor(kQuery);
     in_.type = floating_type(query.type, attention_input_name(kQuery));
-    const Tensor key = alike(kKey), value = alike(kValue);
+    const Tensor &key = alike(kKey), &value = alike(kValue);
     expect_both(kKey, key, kValue, value);
     if (!key.present) return read_packed(query);
     expect_tokens(kQuery, query, rule_.heads, "num_heads");
@@ -158,7 +181,7 @@ class Reader {
   }
 
   void read_past() {
-    const Tensor keys = alike(kPastKey), values = alike(kPastValue);
+    const Tensor &keys = alike(kPastKey), &values = alike(kPastValue);
     expect_both(kPastKey, keys, kPastValue, values);
     size_t past = 0;
     if (keys.present) {
@@ -175,7 +198,7 @@ class Reader {
   }
 
   void read_lengths() {
-    const Tensor lengths = tensor(kSeqlensK);
+    const Tensor& lengths = tensor(kSeqlensK);
     if (lengths.present) {
       expect_type(kSeqlensK, lengths, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
       if (lengths.shape != Shape{signed_(in_.batch), 1}) expect_shape(kSeqlensK, lengths, {signed_(in_.batch)});
@@ -186,7 +209,7 @@ class Reader {
   }
 
   size_t total_length() {
-    const Tensor total = tensor(kTotalSequenceLength), mask = tensor(kAttentionMask);
+    const Tensor &total = tensor(kTotalSequenceLength), &mask = tensor(kAttentionMask);
     if (!total.present) {
       in_.total_is_mask_width = mask.present;
       if (mask.present && mask.shape.size() != 2)
@@ -204,7 +227,7 @@ class Reader {
   }
 
   void read_mask() {
-    const Tensor mask = tensor(kAttentionMask);
+    const Tensor& mask = tensor(kAttentionMask);
     if (!mask.present) return;
     switch (mask.type) {
       case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: in_.mask_bytes = 1; break;
@@ -218,7 +241,7 @@ class Reader {
 
   // Over each head, or over all heads of a token.
   operators::HeadNorm norm_of(size_t input, size_t heads) const {
-    const Tensor t = tensor(input);
+    const Tensor& t = tensor(input);
     if (!t.present) return {};
     const DataType type = floating_type(t.type, attention_input_name(input));
     if (type != in_.type && type != DataType::kF32)
@@ -231,7 +254,7 @@ class Reader {
   }
 
   void read_rotary() {
-    const Tensor cos = tensor(kCosCache), sin = tensor(kSinCache);
+    const Tensor &cos = tensor(kCosCache), &sin = tensor(kSinCache);
     for (size_t input : {kCosCache, kSinCache}) {
       const bool present = tensor(input).present;
       if (rule_.rotary && !present) refuse(input, "a tensor, since do_rotary is 1", "none");
@@ -259,7 +282,7 @@ class Reader {
   }
 
   void read_positions() {
-    const Tensor t = tensor(kPositionIds);
+    const Tensor& t = tensor(kPositionIds);
     if (!t.present) return;
     if (in_.rotary.per_token) refuse(kPositionIds, "none, since input 7 (cos_cache) has a row for each new token", "a tensor");
     expect_type(kPositionIds, t, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64);
@@ -268,7 +291,7 @@ class Reader {
   }
 
   void read_bias() {
-    const Tensor t = tensor(kAttentionBias);
+    const Tensor& t = tensor(kAttentionBias);
     if (!t.present) return;
     in_.bias_type = floating_type(t.type, attention_input_name(kAttentionBias));
     const int64_t batch = signed_(in_.batch), heads = signed_(rule_.heads), total = signed_(in_.total_length);
@@ -284,15 +307,15 @@ class Reader {
   }
 
   void read_sink() {
-    const Tensor t = tensor(kHeadSink);
+    const Tensor& t = tensor(kHeadSink);
     if (!t.present) return;
     in_.sink_type = floating_type(t.type, attention_input_name(kHeadSink));
     expect_shape(kHeadSink, t, {signed_(rule_.heads)});
     in_.sink = t.data;
   }
 
-  const Ort::KernelContext& context_;
   const AttentionRule& rule_;
+  std::array<Tensor, kAttentionInputs> tensors_;
   AttentionInputs in_ = {};
 };
 
@@ -300,7 +323,7 @@ class Reader {
 
 std::string attention_input_name(size_t input) { return "input " + to_string(input) + " (" + kNames[input] + ")"; }
 
-AttentionInputs read_attention_inputs(const Ort::KernelContext& context, const AttentionRule& rule) {
+AttentionTensors read_attention_inputs(const Ort::KernelContext& context, const AttentionRule& rule) {
   return Reader(context, rule).read();
 }
 
