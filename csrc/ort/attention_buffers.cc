@@ -7,7 +7,8 @@ namespace {
 
 using std::to_string;
 
-constexpr const char* kNames[kAttentionOutputs] = {"output 0 (output)", "output 1 (present_key)", "output 2 (present_value)"};
+constexpr const char* kNames[kAttentionOutputs] = {"output 0 (output)", "output 1 (present_key)",
+                                                   "output 2 (present_value)"};
 
 bool overlap(const Buffer& a, const Buffer& b) {
   return a.bytes && b.bytes && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "operators/attention.h"
+#include "ort/input_tensor.h"
 
 namespace ort_hina::ort {
 
@@ -17,12 +18,6 @@ enum AttentionInput : size_t {
 
 // "input 3 (past_key)"
 std::string attention_input_name(size_t input);
-
-// Where a tensor lies.
-struct Buffer {
-  const uint8_t* begin = nullptr;
-  size_t bytes = 0;
-};
 
 struct AttentionTensors {
   operators::AttentionInputs inputs;  // all but the pointers to present caches and output
