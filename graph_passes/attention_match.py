@@ -58,7 +58,7 @@ class _Matcher:
         self._reader = Reader(shapes)
         self._tensors = new_tensors(graph)
         self._proofs: dict[ir.Value, MaskProof | str] = {}
-        self._nodes = NewNodes()
+        self._nodes = NewNodes(graph)
         self._order = {node: place for place, node in enumerate(graph)}
 
     def layer(self, softmax: ir.Node) -> AttentionLayer | RefusedAttention | None:
