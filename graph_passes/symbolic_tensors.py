@@ -33,6 +33,7 @@ from .formulas import (
     negation,
 )
 from .polynomials import ONE, ZERO, Polynomial, number, parse, product, unknown
+from .router_expressions import said
 
 Sizes = tuple[Polynomial, ...]
 Index = tuple[Polynomial, ...]
@@ -115,7 +116,8 @@ class Tensors:
         return tuple(self.simplified(size) for size in found)
 
     def _found_sizes(self, value: ir.Value) -> Sizes | str:
-        reason = f"the shape of {value.name!r} is unknown"
+        node = value.producer()
+        reason = f"the shape of {value.name!r} is unknown" if node is None else _unknown_operator(node)
         try:
             found = self._computed(value)
         except NotUnderstood as why:
@@ -200,7 +202,7 @@ class Tensors:
         if node is None:
             return self._input_element(value, index)
         if not is_standard(node) or value is not node.outputs[0] or node.op_type not in _ELEMENTS:
-            raise NotUnderstood(f"{node.op_type} {(node.name or value.name)!r} is not understood in a mask")
+            raise NotUnderstood(_unknown_operator(node))
         return _ELEMENTS[node.op_type](self, node, index)
 
     def _input_element(self, value: ir.Value, index: Index) -> Element:
@@ -300,6 +302,10 @@ class Tensors:
 
     def _lies_in(self, place: Polynomial, size: Polynomial) -> bool:
         return self.always_at_least_zero(place) and self.always_at_least_zero(size - ONE - place)
+
+
+def _unknown_operator(node: ir.Node) -> str:
+    return f"{said(node)} is not understood in a mask"
 
 
 def _constant_element(array: np.ndarray, index: Index) -> Element:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_hina.graph_passes import attention_match
 from ort_hina.graph_passes.attention_layer import AttentionLayer, RefusedAttention
-from ort_hina.graph_passes.attention_node import make_attention_node
+from ort_hina.graph_passes.attention_node import make_attention_node, put_attention_node
 from ort_hina.graph_passes.cleanup import remove_unused
 from ort_hina.graph_passes.shapes import Shapes
 from ort_hina.verify import Verdict
@@ -47,6 +47,8 @@ class Spelling:
     window: int | None = None
     rotary: str = ""
     """``half``, ``halves`` (multiplied apart), ``interleaved``, ``partial``."""
+    switch: int = 0
+    """From how many positions on the angles are others (LongRoPE)."""
     norm: str = ""
     """``head``, ``tokens``, ``after`` (the rotation)."""
     sinks: bool = False
@@ -191,6 +193,10 @@ def _angles(g: _Graph, positions: str, base: float) -> tuple[str, str]:
     s = g.spelling
     width = s.size // 2 if s.rotary == "partial" else s.size
     frequencies = g.weight(f"frequencies_{base:g}", 0.3 * base ** np.arange(1, width // 2 + 1) / width)
+    if s.switch:
+        longest = g.op("Add", g.op("ReduceMax", positions, keepdims=0), g.const(1))
+        others = g.weight("long_frequencies", 0.1 * np.arange(1, width // 2 + 1) / width)
+        frequencies = g.op("Where", g.op("Greater", longest, g.const(s.switch)), others, frequencies)
     angles = g.op("Mul", g.unsqueeze(g.op("Cast", positions, to=s.element), 2), frequencies)
     if s.rotary not in ("halves", "interleaved"):
         other = angles if s.equal_halves else g.op("Mul", angles, g.real(0.5))
@@ -368,3 +374,28 @@ def fuse(proto: onnx.ModelProto, *, seed: int = 0) -> Fused:
         return Fused(layers[0] if layers else None)
     (layer,) = layers
     return Fused(layer, verify_attention(layer, make_attention_node(layer), found, Path(), shapes=shapes, seed=seed))
+
+
+def fused_model(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with its attention, which must be understood, as one node."""
+    found = ir.serde.deserialize_model(proto)
+    remove_unused(found.graph)
+    (layer,) = attention_match.find(found.graph, Shapes())
+    put_attention_node(found.graph, layer, make_attention_node(layer))
+    remove_unused(found.graph)
+    found.graph.sort()
+    return ir.serde.serialize_model(found)
+
+
+def feeds(proto: onnx.ModelProto, *, batch: int, new: int, past: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of a graph of `model`, nothing masked."""
+    random = np.random.default_rng(seed)
+    sizes = {"batch": batch, "new": new, "past": past, "past + new": past + new}
+    made = {}
+    for value in proto.graph.input:
+        shape = [sizes.get(dim.dim_param, dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+        element = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        made[value.name] = random.standard_normal(shape).astype(element) if element != np.int64 else np.ones(shape, element)
+    if "position_ids" in made:
+        made["position_ids"] = np.tile(np.arange(past, past + new), (batch, 1))
+    return made
