@@ -180,7 +180,7 @@ def _heads(g: _Graph, x: str, heads: int, name: str) -> str:
 
 def _normalised(g: _Graph, x: str, name: str, size: int) -> str:
     epsilon = 1e-3 if g.spelling.unequal_epsilons and name == "k_norm" else 1e-5
-    weight = g.weight(name, np.random.default_rng(len(name) + size).uniform(0.5, 1.5, size))
+    weight = g.weight(name, np.random.default_rng(ord(name[0]) + size).uniform(0.5, 1.5, size))
     wide = g.op("Cast", x, to=TensorProto.FLOAT)
     square = g.op("Pow", wide, g.const(2, np.float32))
     mean = g.op("ReduceMean", square, g.const([g.spelling.norm_axis]), keepdims=1)
