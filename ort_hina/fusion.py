@@ -16,6 +16,7 @@ from .graph_passes.attention_layer import AttentionLayer, RefusedAttention
 from .graph_passes.attention_past import count_past_by_mask
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer
+from .library import onnxruntime_version
 from .model_file import check_output, read_model, write_model
 from .norms import tidy_norms
 from .report import AttentionReport, FusionReport, LayerReport
@@ -94,7 +95,7 @@ def _fuse(
     graph = source.model.graph
     before = len(graph)
     remove_unused(graph)
-    found = pipeline.find(graph)
+    found = pipeline.find(graph, onnxruntime_version())
     report = FusionReport(
         os.fspath(source.path), None, [], before, before, 0.0, config_warnings(source.folder, found.routed)
     )
