@@ -8,10 +8,10 @@ from .attention_rotary import Angles
 
 
 class NewNodes:
-    """Nodes that several layers share, each made once."""
+    """Nodes that several layers share, each made once; those that `graph` holds already are not made again."""
 
-    def __init__(self) -> None:
-        self._made: dict[tuple, ir.Node] = {}
+    def __init__(self, graph: ir.Graph) -> None:
+        self._made = {(node.op_type, node.name): node for node in graph if _is_made_here(node)}
 
     def node(self, operator: str, name: str, inputs: list[ir.Value], *, like: ir.Value | None = None, **attributes) -> ir.Node:
         """The node called `name`, with one output of that name and the type of `like`."""
@@ -25,6 +25,10 @@ class NewNodes:
         """A constant vector."""
         name = "ort_hina.integers." + "_".join(str(item).replace("-", "minus") for item in items)
         return self.node("Constant", name, [], value=ir.tensor(list(items), dtype=ir.DataType.INT64))
+
+
+def _is_made_here(node: ir.Node) -> bool:
+    return node.name is not None and len(node.outputs) == 1 and node.outputs[0].name == node.name
 
 
 def angle_table(angles: Angles, rank: int, nodes: NewNodes) -> tuple[ir.Value, list[ir.Node]]:

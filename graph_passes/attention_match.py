@@ -60,7 +60,7 @@ class Matcher:
         self._reader = Reader(shapes)
         self._tensors = new_tensors(graph)
         self._proofs: dict[ir.Value, MaskProof | str] = {}
-        self.nodes = NewNodes()
+        self.nodes = NewNodes(graph)
         self._order = {node: place for place, node in enumerate(graph)}
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:

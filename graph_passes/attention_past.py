@@ -86,7 +86,7 @@ def _covers_length(shape: ir.Node) -> bool:
 
 def _replace(graph: ir.Graph, shapes: list[ir.Node], mask: ir.Value, tokens: ir.Value) -> None:
     """Lets what `shapes` say of the length come from `mask` and `tokens`."""
-    new, made = NewNodes(), []
+    new, made = NewNodes(graph), []
 
     def put(*nodes: ir.Node) -> ir.Value:
         made.extend(node for node in nodes if node not in made)
@@ -104,7 +104,7 @@ def _replace(graph: ir.Graph, shapes: list[ir.Node], mask: ir.Value, tokens: ir.
     single = put(axis, new.node("Squeeze", "ort_hina.past_length.scalar", [past, axis.outputs[0]], like=past))
     for shape in shapes:
         _redirect(shape, past, single, sizes, put, new)
-    graph.insert_before(graph[0], made)
+    graph.insert_before(graph[0], [node for node in made if node.graph is None])
 
 
 def _redirect(shape: ir.Node, past: ir.Value, single: ir.Value, sizes, put, new: NewNodes) -> None:

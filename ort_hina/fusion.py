@@ -10,12 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import onnx_ir as ir
+
 from .config_check import config_warnings
 from .graph_passes import pipeline
 from .graph_passes.attention_layer import AttentionLayer, RefusedAttention
 from .graph_passes.attention_past import count_past_by_mask
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer
+from .graph_passes.known_sizes import make_constant
+from .graph_passes.residual_shapes import follow_residuals
+from .graph_passes.shapes import Shapes
 from .library import onnxruntime_version
 from .model_file import check_output, read_model, write_model
 from .norms import tidy_norms
@@ -120,8 +125,8 @@ def _fuse(
         remove_unused(graph)
         if report.attention_fused:
             report.one_buffer = count_past_by_mask(graph)
-            remove_unused(graph)
-            graph.sort()
+        graph.sort()
+        _settle_shapes(graph)
         tidied = tidy_norms(source, verify != "none")
         report.norms, report.residual_sums = tidied.norms, tidied.sums
         report.warnings += tidied.warnings
@@ -133,6 +138,14 @@ def _fuse(
 def _fuse_attention(rewriter: Rewriter, layers: list[AttentionLayer | RefusedAttention], verify: str | int) -> list[AttentionReport]:
     sampled = _sampled([place for place, layer in enumerate(layers) if isinstance(layer, AttentionLayer)], verify)
     return [rewriter.fuse_attention(layer, place in sampled) for place, layer in enumerate(layers)]
+
+
+def _settle_shapes(graph: ir.Graph) -> None:
+    """Without the nodes that compute shapes which are known."""
+    shapes = Shapes()
+    follow_residuals(graph, shapes)
+    make_constant(graph, shapes)
+    remove_unused(graph)
 
 
 def _check_verify(verify: str | int) -> None:

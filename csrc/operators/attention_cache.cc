@@ -61,8 +61,8 @@ void CacheUpdate::append(const CacheItem& item, TokenHeads& keys, float* head) c
         keys.load(h, head);
         narrow(ops_, head, in_.keys.size, key, in_.type);
       }
-      memcpy(row(in_.values, item.batch, h, place),
-             element_at(in_.value.data, in_.value.place(item.batch, token, h), in_.type), in_.values.size * size_of(in_.type));
+      const uint8_t* const value = element_at(in_.value.data, in_.value.place(item.batch, token, h), in_.type);
+      memcpy(row(in_.values, item.batch, h, place), value, in_.values.size * size_of(in_.type));
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "ort/input_tensor.h"
 #include "ort/tensors.h"
 
 namespace ort_hina::ort {
@@ -24,21 +25,13 @@ constexpr const char* kNames[kAttentionInputs] = {
   throw std::invalid_argument(attention_input_name(input) + ": expected " + expected + ", got " + got);
 }
 
-// A tensor of the call, or nothing where the node leaves it out.
-struct Tensor {
-  const void* data = nullptr;
-  Shape shape;
-  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-  bool present = false;
-
-  size_t dim(size_t i) const { return static_cast<size_t>(shape[i]); }
-};
-
 class Reader {
  public:
-  Reader(const Ort::KernelContext& context, const AttentionRule& rule) : context_(context), rule_(rule) {}
+  Reader(const Ort::KernelContext& context, const AttentionRule& rule) : rule_(rule) {
+    for (size_t input = 0; input < kAttentionInputs; ++input) tensors_[input] = read_input(context, input);
+  }
 
-  AttentionInputs read() {
+  AttentionTensors read() {
     refuse_what_is_not_supported();
     read_tokens();
     read_past();
@@ -50,36 +43,28 @@ class Reader {
     read_positions();
     read_bias();
     read_sink();
-    return in_;
+    AttentionTensors all;
+    all.inputs = in_;
+    for (size_t input = 0; input < kAttentionInputs; ++input) all.buffers[input] = buffer_of(tensors_[input]);
+    return all;
   }
 
  private:
-  Tensor tensor(size_t input) const {
-    Tensor t;
-    if (input >= context_.GetInputCount()) return t;
-    const Ort::ConstValue value = context_.GetInput(input);
-    if (!value) return t;
-    const auto info = value.GetTensorTypeAndShapeInfo();
-    t.shape = info.GetShape();
-    t.type = info.GetElementType();
-    t.data = value.GetTensorRawData();
-    t.present = true;
-    return t;
-  }
+  const InputTensor& tensor(size_t input) const { return tensors_[input]; }
   // Of the type of the query.
-  Tensor alike(size_t input) const {
-    const Tensor t = tensor(input);
+  const InputTensor& alike(size_t input) const {
+    const InputTensor& t = tensor(input);
     if (t.present && floating_type(t.type, attention_input_name(input)) != in_.type)
       refuse(input, std::string(name_of(in_.type)) + " as the query", type_name(t.type));
     return t;
   }
-  void expect_shape(size_t input, const Tensor& t, const Shape& shape) const {
+  void expect_shape(size_t input, const InputTensor& t, const Shape& shape) const {
     if (t.shape != shape) refuse(input, "shape " + describe(shape), describe(t.shape));
   }
-  void expect_type(size_t input, const Tensor& t, ONNXTensorElementDataType type) const {
+  void expect_type(size_t input, const InputTensor& t, ONNXTensorElementDataType type) const {
     if (t.type != type) refuse(input, type_name(type), type_name(t.type));
   }
-  void expect_both(size_t input, const Tensor& a, size_t other, const Tensor& b) const {
+  void expect_both(size_t input, const InputTensor& a, size_t other, const InputTensor& b) const {
     if (a.present == b.present) return;
     const size_t given = a.present ? input : other, absent = a.present ? other : input;
     refuse(absent, "a tensor, since " + attention_input_name(given) + " is given", "none");
@@ -92,7 +77,7 @@ class Reader {
   }
 
   // Rank 3: (batch, tokens, heads × size), rank 4: (batch, heads, tokens, size).
-  void expect_tokens(size_t input, const Tensor& t, size_t heads, const char* what) const {
+  void expect_tokens(size_t input, const InputTensor& t, size_t heads, const char* what) const {
     const size_t rank = t.shape.size();
     if (rank != 3 && rank != 4)
       refuse(input, "rank 3 (batch, tokens, width) or 4 (batch, " + std::string(what) + ", tokens, head size)",
@@ -105,9 +90,9 @@ class Reader {
                               : "a width that is a multiple of " + to_string(heads) + " (" + what + ")",
              "shape " + describe(t.shape));
   }
-  static size_t head_size(const Tensor& t, size_t heads) { return t.shape.size() == 4 ? t.dim(3) : t.dim(2) / heads; }
-  static size_t tokens_of(const Tensor& t) { return t.shape.size() == 4 ? t.dim(2) : t.dim(1); }
-  static operators::TokenRows rows_of_heads(const Tensor& t, size_t heads) {
+  static size_t head_size(const InputTensor& t, size_t heads) { return t.shape.size() == 4 ? t.dim(3) : t.dim(2) / heads; }
+  static size_t tokens_of(const InputTensor& t) { return t.shape.size() == 4 ? t.dim(2) : t.dim(1); }
+  static operators::TokenRows rows_of_heads(const InputTensor& t, size_t heads) {
     if (t.shape.size() == 3) return {t.data, t.dim(1) * t.dim(2), t.dim(2), t.dim(2) / heads};
     return {t.data, heads * t.dim(2) * t.dim(3), t.dim(3), t.dim(2) * t.dim(3)};
   }
@@ -119,9 +104,9 @@ class Reader {
   }
 
   void read_tokens() {
-    const Tensor query = tensor(kQuery);
+    const InputTensor& query = tensor(kQuery);
     in_.type = floating_type(query.type, attention_input_name(kQuery));
-    const Tensor key = alike(kKey), value = alike(kValue);
+    const InputTensor &key = alike(kKey), &value = alike(kValue);
     expect_both(kKey, key, kValue, value);
     if (!key.present) return read_packed(query);
     expect_tokens(kQuery, query, rule_.heads, "num_heads");
@@ -135,14 +120,14 @@ class Reader {
     in_.value = read_kv(kValue, value, in_.values.size);
   }
 
-  operators::TokenRows read_kv(size_t input, const Tensor& t, size_t size) const {
+  operators::TokenRows read_kv(size_t input, const InputTensor& t, size_t size) const {
     const size_t rank = t.shape.size() == 4 ? 4 : 3;
     expect_shape(input, t, shape_of_tokens(rank, rule_.kv_heads, size));
     return rows_of_heads(t, rule_.kv_heads);
   }
 
   // Query heads, then those of keys, then those of values.
-  void read_packed(const Tensor& query) {
+  void read_packed(const InputTensor& query) {
     const size_t heads = rule_.heads, all = heads + 2 * rule_.kv_heads;
     if (query.shape.size() != 3)
       refuse(kQuery, "rank 3 (batch, tokens, width), key being left out", "shape " + describe(query.shape));
@@ -158,7 +143,7 @@ class Reader {
   }
 
   void read_past() {
-    const Tensor keys = alike(kPastKey), values = alike(kPastValue);
+    const InputTensor &keys = alike(kPastKey), &values = alike(kPastValue);
     expect_both(kPastKey, keys, kPastValue, values);
     size_t past = 0;
     if (keys.present) {
@@ -175,7 +160,7 @@ class Reader {
   }
 
   void read_lengths() {
-    const Tensor lengths = tensor(kSeqlensK);
+    const InputTensor& lengths = tensor(kSeqlensK);
     if (lengths.present) {
       expect_type(kSeqlensK, lengths, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
       if (lengths.shape != Shape{signed_(in_.batch), 1}) expect_shape(kSeqlensK, lengths, {signed_(in_.batch)});
@@ -186,7 +171,7 @@ class Reader {
   }
 
   size_t total_length() {
-    const Tensor total = tensor(kTotalSequenceLength), mask = tensor(kAttentionMask);
+    const InputTensor &total = tensor(kTotalSequenceLength), &mask = tensor(kAttentionMask);
     if (!total.present) {
       in_.total_is_mask_width = mask.present;
       if (mask.present && mask.shape.size() != 2)
@@ -204,7 +189,7 @@ class Reader {
   }
 
   void read_mask() {
-    const Tensor mask = tensor(kAttentionMask);
+    const InputTensor& mask = tensor(kAttentionMask);
     if (!mask.present) return;
     switch (mask.type) {
       case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: in_.mask_bytes = 1; break;
@@ -218,7 +203,7 @@ class Reader {
 
   // Over each head, or over all heads of a token.
   operators::HeadNorm norm_of(size_t input, size_t heads) const {
-    const Tensor t = tensor(input);
+    const InputTensor& t = tensor(input);
     if (!t.present) return {};
     const DataType type = floating_type(t.type, attention_input_name(input));
     if (type != in_.type && type != DataType::kF32)
@@ -226,12 +211,13 @@ class Reader {
              type_name(t.type));
     const size_t size = in_.keys.size;
     const Shape each = {signed_(size)}, all = {signed_(heads * size)};
-    if (t.shape != each && t.shape != all) refuse(input, "shape " + describe(each) + " or " + describe(all), describe(t.shape));
+    if (t.shape != each && t.shape != all)
+      refuse(input, "shape " + describe(each) + " or " + describe(all), describe(t.shape));
     return {t.data, type, t.shape != each};
   }
 
   void read_rotary() {
-    const Tensor cos = tensor(kCosCache), sin = tensor(kSinCache);
+    const InputTensor &cos = tensor(kCosCache), &sin = tensor(kSinCache);
     for (size_t input : {kCosCache, kSinCache}) {
       const bool present = tensor(input).present;
       if (rule_.rotary && !present) refuse(input, "a tensor, since do_rotary is 1", "none");
@@ -259,16 +245,17 @@ class Reader {
   }
 
   void read_positions() {
-    const Tensor t = tensor(kPositionIds);
+    const InputTensor& t = tensor(kPositionIds);
     if (!t.present) return;
-    if (in_.rotary.per_token) refuse(kPositionIds, "none, since input 7 (cos_cache) has a row for each new token", "a tensor");
+    if (in_.rotary.per_token)
+      refuse(kPositionIds, "none, since input 7 (cos_cache) has a row for each new token", "a tensor");
     expect_type(kPositionIds, t, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64);
     expect_shape(kPositionIds, t, {signed_(in_.batch), signed_(in_.queries)});
     in_.position_ids = static_cast<const int64_t*>(t.data);
   }
 
   void read_bias() {
-    const Tensor t = tensor(kAttentionBias);
+    const InputTensor& t = tensor(kAttentionBias);
     if (!t.present) return;
     in_.bias_type = floating_type(t.type, attention_input_name(kAttentionBias));
     const int64_t batch = signed_(in_.batch), heads = signed_(rule_.heads), total = signed_(in_.total_length);
@@ -284,15 +271,15 @@ class Reader {
   }
 
   void read_sink() {
-    const Tensor t = tensor(kHeadSink);
+    const InputTensor& t = tensor(kHeadSink);
     if (!t.present) return;
     in_.sink_type = floating_type(t.type, attention_input_name(kHeadSink));
     expect_shape(kHeadSink, t, {signed_(rule_.heads)});
     in_.sink = t.data;
   }
 
-  const Ort::KernelContext& context_;
   const AttentionRule& rule_;
+  std::array<InputTensor, kAttentionInputs> tensors_;
   AttentionInputs in_ = {};
 };
 
@@ -300,7 +287,7 @@ class Reader {
 
 std::string attention_input_name(size_t input) { return "input " + to_string(input) + " (" + kNames[input] + ")"; }
 
-AttentionInputs read_attention_inputs(const Ort::KernelContext& context, const AttentionRule& rule) {
+AttentionTensors read_attention_inputs(const Ort::KernelContext& context, const AttentionRule& rule) {
   return Reader(context, rule).read();
 }
 

@@ -2,10 +2,11 @@
 #pragma once
 #include <onnxruntime_cxx_api.h>
 
+#include <array>
 #include <string>
-#include <vector>
 
 #include "operators/attention.h"
+#include "ort/input_tensor.h"
 
 namespace ort_hina::ort {
 
@@ -18,8 +19,13 @@ enum AttentionInput : size_t {
 // "input 3 (past_key)"
 std::string attention_input_name(size_t input);
 
-// Everything but the pointers to present caches and output. Throws std::invalid_argument where a type or shape does not fit;
-// what an input is expected to be is said with the sizes that follow from those before it.
-operators::AttentionInputs read_attention_inputs(const Ort::KernelContext& context, const operators::AttentionRule& rule);
+struct AttentionTensors {
+  operators::AttentionInputs inputs;  // all but the pointers to present caches and output
+  std::array<Buffer, kAttentionInputs> buffers;
+};
+
+// Throws std::invalid_argument where a type or shape does not fit; what an input is expected to be is said with the sizes
+// that follow from those before it.
+AttentionTensors read_attention_inputs(const Ort::KernelContext& context, const operators::AttentionRule& rule);
 
 }  // namespace ort_hina::ort

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "ort/attention_buffers.h"
 #include "ort/attention_inputs.h"
 #include "ort/attribute_reader.h"
 #include "ort/tensors.h"
@@ -47,41 +48,13 @@ operators::AttentionAttributes read_attributes(const OrtKernelInfo* info) {
   return a;
 }
 
-// Bytes of the call's memory, and what messages call them.
-struct Region {
-  std::string name;
-  const uint8_t* begin;
-  size_t bytes;
-
-  bool overlaps(const Region& other) const {
-    return begin && other.begin && begin < other.begin + other.bytes && other.begin < begin + bytes;
-  }
-};
-
-// Present caches may lie where their own past lies, if both have one shape. Anything else that they share would be
-// overwritten while it is read.
-void check_buffers(const operators::AttentionInputs& in, size_t heads) {
-  const auto region = [&](const char* name, const void* data, size_t length, size_t size) {
-    return Region{name, static_cast<const uint8_t*>(data), in.batch * heads * length * size * size_of(in.type)};
-  };
-  const auto past = [&](const char* name, const operators::Cache& c) {
-    return region(name, c.past, c.past_length, c.size);
-  };
-  const auto present = [&](const char* name, const operators::Cache& c) {
-    return region(name, c.present, c.present_length, c.size);
-  };
-  const Region pasts[] = {past("input 3 (past_key)", in.keys), past("input 4 (past_value)", in.values)};
-  const Region presents[] = {present("output 1 (present_key)", in.keys), present("output 2 (present_value)", in.values)};
-  for (size_t i = 0; i < 2; ++i)
-    for (size_t j = 0; j < 2; ++j) {
-      if (!presents[i].overlaps(pasts[j])) continue;
-      if (i == j && presents[i].begin == pasts[j].begin && presents[i].bytes == pasts[j].bytes) continue;
-      fail(presents[i].name + ": expected a buffer of its own, or that of " + pasts[i].name + " if both have " +
-           to_string(in.keys.present_length) + " rows; got one that overlaps " + pasts[j].name + ", which has " +
-           to_string(in.keys.past_length) + " rows");
-    }
-  if (presents[0].overlaps(presents[1]))
-    fail(presents[1].name + ": expected a buffer of its own, got one that overlaps " + presents[0].name);
+uint8_t* allocate(const Ort::KernelContext& context, size_t output, const std::vector<int64_t>& shape, DataType type,
+                  Buffer* buffer) {
+  uint8_t* const data = static_cast<uint8_t*>(context.GetOutput(output, shape).GetTensorMutableRawData());
+  size_t bytes = size_of(type);
+  for (int64_t dim : shape) bytes *= static_cast<size_t>(dim);
+  *buffer = {data, bytes};
+  return data;
 }
 
 }  // namespace
@@ -98,17 +71,22 @@ OrtStatusPtr AttentionKernel::ComputeV2(OrtKernelContext* context) {
 void AttentionKernel::compute(OrtKernelContext* raw) const {
   const Ort::KernelContext context(raw);
   const operators::AttentionRule& rule = attention_->rule();
-  operators::AttentionInputs in = read_attention_inputs(context, rule);
+  AttentionTensors tensors = read_attention_inputs(context, rule);
+  operators::AttentionInputs& in = tensors.inputs;
   attention_->check(in);
 
   const int64_t batch = static_cast<int64_t>(in.batch), queries = static_cast<int64_t>(in.queries);
   const int64_t heads = static_cast<int64_t>(rule.kv_heads), length = static_cast<int64_t>(in.keys.present_length);
   const int64_t key_size = static_cast<int64_t>(in.keys.size), value_size = static_cast<int64_t>(in.values.size);
   const int64_t width = static_cast<int64_t>(rule.heads) * value_size;
-  in.output = context.GetOutput(0, {batch, queries, width}).GetTensorMutableRawData();
-  in.keys.present = context.GetOutput(1, {batch, heads, length, key_size}).GetTensorMutableRawData();
-  in.values.present = context.GetOutput(2, {batch, heads, length, value_size}).GetTensorMutableRawData();
-  check_buffers(in, rule.kv_heads);
+  std::array<Buffer, kAttentionOutputs> outputs;
+  const auto output = [&](size_t i, const std::vector<int64_t>& shape) {
+    return allocate(context, i, shape, in.type, &outputs[i]);
+  };
+  in.output = output(kOutput, {batch, queries, width});
+  in.keys.present = output(kPresentKey, {batch, heads, length, key_size});
+  in.values.present = output(kPresentValue, {batch, heads, length, value_size});
+  check_attention_buffers(tensors.buffers, outputs, in.keys.past_length, in.keys.present_length);
   attention_->run(in, {raw, parallel_for, threads_});
 }
 

@@ -51,7 +51,7 @@ def _fused(name, folder):
 def _buffers(session, batch):
     """By the names of past inputs: (B, heads, LENGTH, size)."""
     caches = [value for value in session.get_inputs() if len(value.shape) == 4]
-    return {value.name: np.empty((batch, value.shape[1], LENGTH, value.shape[3]), np.float32) for value in caches}
+    return {value.name: np.empty((batch, int(value.shape[1]), LENGTH, int(value.shape[3])), np.float32) for value in caches}
 
 
 def _run_bound(session, step: Step, buffers) -> np.ndarray:

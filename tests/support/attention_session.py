@@ -87,20 +87,22 @@ def attention_session(
 
 
 def run_session(
-    session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], *, shared: bool = False
+    session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], *, shared: bool | tuple[str, ...] = False
 ) -> list[np.ndarray]:
     """output, present_key and present_value as float64.
 
     Args:
-        shared: the past caches' buffers are bound as those of the present ones.
+        shared: the past caches' buffers are bound as those of the present ones; or the names of those that are.
     """
+    if isinstance(shared, bool):
+        shared = ("past_key", "past_value") if shared else ()
     binding = session.io_binding()
     values = {name: _value(array) for name, array in feeds.items()}
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     for name in OUTPUTS:
         past = name.replace("present", "past")
-        if shared and past in values:
+        if past in shared and past in values:
             binding.bind_ortvalue_output(name, values[past])
         else:
             binding.bind_output(name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, RuntimeException
 from support.attention_reference import make_case
-from support.attention_session import NODE_NAME, attention_model, attention_session, feeds_of
+from support.attention_session import INPUTS, NODE_NAME, attention_model, attention_session, feeds_of
 from support.moe_session import create_session
 
 RNG = np.random.default_rng(0)
@@ -220,23 +220,25 @@ def test_the_session_answers_the_next_call():
 
 
 def run_with_buffers(case, places: dict[str, int]) -> None:
-    """Binds these caches at these elements of one memory."""
+    """Binds these inputs and outputs at these elements of one memory."""
     feeds = feeds_of(case)
     session = attention_session(case, feeds)
     binding = session.io_binding()
     memory = np.zeros(1 << 14, np.float32)
 
-    def bind(put, name, shape):
-        put(name, "cpu", 0, np.float32, shape, memory.ctypes.data + 4 * places[name])
+    def bind(put, name, kind, shape):
+        put(name, "cpu", 0, kind, shape, memory.ctypes.data + 4 * places[name])
 
     for name, value in feeds.items():
         if name in places:
-            bind(binding.bind_input, name, value.shape)
+            memory[places[name] : places[name] + value.nbytes // 4] = np.ravel(value).view(np.float32)
+            bind(binding.bind_input, name, value.dtype, value.shape)
         else:
             binding.bind_cpu_input(name, value)
-    for name in ("output", "present_key", "present_value"):
+    cache = 2, 2, case.length, 32
+    for name, shape in (("output", (2, 3, 128)), ("present_key", cache), ("present_value", cache)):
         if name in places:
-            bind(binding.bind_output, name, (2, 2, case.length, 32))
+            bind(binding.bind_output, name, np.float32, shape)
         else:
             binding.bind_output(name)
     session.run_with_iobinding(binding)
@@ -274,10 +276,51 @@ def test_present_buffers_that_overlap_each_other():
     assert_refused(error, f"output 2 (present_value): {message}")
 
 
+# Everything that a node may be given, of which nothing may be written.
+RICH = replace(
+    ROOMY, mask=np.ones((2, 8), np.int64), sink=np.zeros(4, np.float32), bias=np.zeros((1, 1, 3, 8), np.float32),
+    cos=CASE.cos, sin=CASE.sin, position_ids=np.zeros((2, 3), np.int64), q_norm=np.ones(32, np.float32),
+    k_norm=np.ones(32, np.float32),
+)  # fmt: skip
+READ = [name for name in feeds_of(RICH) if name not in ("past_key", "past_value")]
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("output", ["output", "present_key", "present_value"])
+def test_outputs_that_overlap_what_is_read(name, output):
+    with pytest.raises(RuntimeError) as error:
+        run_with_buffers(RICH, {name: 0, output: 0})
+    past = {"present_key": "3 (past_key)", "present_value": "4 (past_value)"}.get(output)
+    alternative = f"or that of input {past} if both have 8 rows; " if past else ""
+    place = ["output", "present_key", "present_value"].index(output)
+    assert_refused(
+        error,
+        f"output {place} ({output}): expected a buffer of its own, {alternative}got one that overlaps input "
+        f"{INPUTS.index(name)} ({name})",
+    )
+
+
+@pytest.mark.parametrize(("past", "place"), [("past_key", 3), ("past_value", 4)])
+def test_an_output_that_overlaps_a_past(past, place):
+    with pytest.raises(RuntimeError) as error:
+        run_with_buffers(ROOMY, {past: 0, "output": ROOMY.past_key.size - 1})
+    assert_refused(
+        error,
+        f"output 0 (output): expected a buffer of its own, got one that overlaps input {place} ({past}), which has 8 rows",
+    )
+
+
+def test_an_output_that_overlaps_a_present_cache():
+    with pytest.raises(RuntimeError) as error:
+        run_with_buffers(ROOMY, {"output": 0, "present_key": 100})
+    assert_refused(error, "output 1 (present_key): expected a buffer of its own, got one that overlaps output 0 (output)")
+
+
 def test_buffers_beside_each_other_are_none_that_overlap():
     size = ROOMY.past_key.size
     run_with_buffers(ROOMY, {name: i * size for i, name in enumerate(("past_key", "present_key", "past_value"))})
     run_with_buffers(ROOMY, {"past_key": 0, "present_key": 0, "past_value": size, "present_value": size})
+    run_with_buffers(ROOMY, {"query": 0, "output": ROOMY.query.size, "key": 2 * ROOMY.query.size})
 
 
 def test_a_fourth_output_is_refused_by_onnxruntime_itself():

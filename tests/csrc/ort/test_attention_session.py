@@ -54,6 +54,19 @@ def test_one_buffer_as_past_and_present_is_written_in_place(kind, queries, past)
         assert np.isnan(own[:, :, past + queries :]).all() and (other[:, :, past + queries :] == 0).all()
 
 
+@pytest.mark.parametrize("own", ["past_key", "past_value"])
+def test_one_of_the_caches_may_be_written_in_place(own):
+    case = make_case(RNG, batch=2, kv_heads=2, group=2, queries=3, past=40, capacity=64, rotary=8)
+    expected = answer(case)
+    feeds = feeds_of(case)
+    output, keys, values = run_session(attention_session(case, feeds), feeds, shared=(own,))
+    np.testing.assert_array_equal(output.reshape(expected[0].shape), expected[0])
+    np.testing.assert_array_equal(keys[:, :, :43], expected[1][:, :, :43])
+    np.testing.assert_array_equal(values[:, :, :43], expected[2][:, :, :43])
+    for name, cache in (("past_key", keys), ("past_value", values)):
+        assert (np.abs(cache[:, :, 43:]).max() == 0) == (name != own)
+
+
 def test_a_buffer_that_is_kept_over_many_steps():
     """Prompt, then one token after the other, in one buffer of the longest length, as generation does it."""
     whole = make_case(RNG, kv_heads=2, group=2, queries=24, rotary=8)
