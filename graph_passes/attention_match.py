@@ -36,7 +36,7 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT1
 
 def find(graph: ir.Graph, shapes: Shapes) -> list[AttentionLayer | RefusedAttention]:
     """All attention of `graph`, in order: understood, or refused with the reason."""
-    matcher = _Matcher(graph, shapes)
+    matcher = Matcher(graph, shapes)
     found = (matcher.layer(node) for node in graph if node.op_type == "Softmax" and is_standard(node))
     return [layer for layer in found if layer is not None]
 
@@ -53,13 +53,19 @@ class _Caches:
     size: int
 
 
-class _Matcher:
+class Matcher:
+    """Reads the attention of one graph; layers share new nodes and proofs of masks."""
+
     def __init__(self, graph: ir.Graph, shapes: Shapes) -> None:
         self._reader = Reader(shapes)
         self._tensors = new_tensors(graph)
         self._proofs: dict[ir.Value, MaskProof | str] = {}
-        self._nodes = NewNodes(graph)
+        self.nodes = NewNodes(graph)
         self._order = {node: place for place, node in enumerate(graph)}
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """The element type of `value`, where it is known."""
+        return self._reader.dtype(value)
 
     def layer(self, softmax: ir.Node) -> AttentionLayer | RefusedAttention | None:
         """None: the softmax is of something else."""
@@ -71,11 +77,20 @@ class _Matcher:
             return RefusedAttention(where, str(reason))
 
     def _layer(self, softmax: ir.Node, scores: Scores, where: str) -> AttentionLayer:
-        reader = self._reader
         if attribute(softmax, "axis", -1) not in LAST_OF_FOUR:
             refuse(softmax, "does not run over the keys")
-        product = product_with_values(reader, softmax, beside_sink=scores.sink is not None)
-        keys, values, heads = self._caches(scores, product.inputs[1])
+        product = product_with_values(self._reader, softmax, beside_sink=scores.sink is not None)
+        return self.around(product, product.inputs[1], scores, where)
+
+    def around(self, product: ir.Node, whole: ir.Value, scores: Scores, where: str) -> AttentionLayer:
+        """The layer of which `product` computes the output, from `scores` and the `whole` of the values.
+
+        Raises:
+            Refusal: something of it is not understood.
+            NotUnderstood: a mask is not.
+        """
+        reader = self._reader
+        keys, values, heads = self._caches(scores, whole)
         sources = read_sources(reader, scores.query, keys.new)
         value = split_heads(reader, values.new)
         rows = self._rows(scores, (sources.query, sources.key, value), cached=keys.past is not None)
@@ -106,7 +121,7 @@ class _Matcher:
             before=tuple(before),
             **fields,
         )
-        return self._completed(layer, product)
+        return self._completed(layer, product, whole)
 
     def _caches(self, scores: Scores, values: ir.Value) -> tuple[_Caches, _Caches, tuple[int, int]]:
         """Keys, values, and (heads, head size) of the queries."""
@@ -116,7 +131,9 @@ class _Matcher:
         heads, key_sizes, value_sizes = (sizes_of_heads(reader, found) for found in (scores.query, key, value))
         if None in (heads, key_sizes, value_sizes):
             refuse(scores.product, "has heads of which the number or the size is unknown")
-        if copies != value_copies or key_sizes[0] * copies != heads[0] or value_sizes[0] != key_sizes[0]:
+        # ONNX's Attention shares a head of keys among neighbours itself.
+        unshared = heads[0] % (key_sizes[0] * copies) if scores.product.op_type == "Attention" else heads[0] - key_sizes[0] * copies
+        if copies != value_copies or unshared or value_sizes[0] != key_sizes[0]:
             counts = f"{heads[0]} heads of queries, {key_sizes[0]} of keys and {value_sizes[0]} of values"
             refuse(scores.product, f"has {counts}, which are not repeated in groups of neighbours")
         keys, values = (
@@ -177,18 +194,17 @@ class _Matcher:
         note = f"the mask stays in the graph: {proof}"
         if not scores.mask_is_boolean:
             return {"attention_bias": scores.mask, "causal": False, "notes": (note,)}
+        made = self.bias_of(scores.mask)
+        return {"attention_bias": made[-1].outputs[0], "causal": False, "notes": (note,), "mask_nodes": made}
+
+    def bias_of(self, mask: ir.Value) -> tuple[ir.Node, ...]:
+        """Nodes of which the last gives 0 where the boolean `mask` is true, and -Inf elsewhere."""
         seen, hidden = (
-            self._nodes.node("Constant", f"ort_hina.{name}", [], value=ir.tensor(number, dtype=ir.DataType.FLOAT))
+            self.nodes.node("Constant", f"ort_hina.{name}", [], value=ir.tensor(number, dtype=ir.DataType.FLOAT))
             for name, number in (("seen", 0.0), ("hidden", -float("inf")))
         )
-        inputs = [scores.mask, seen.outputs[0], hidden.outputs[0]]
-        bias = self._nodes.node("Where", f"{scores.mask.name}.bias", inputs, like=seen.outputs[0])
-        return {
-            "attention_bias": bias.outputs[0],
-            "causal": False,
-            "notes": (note,),
-            "mask_nodes": (seen, hidden, bias),
-        }
+        inputs = [mask, seen.outputs[0], hidden.outputs[0]]
+        return seen, hidden, self.nodes.node("Where", f"{mask.name}.bias", inputs, like=seen.outputs[0])
 
     def _rank(self, value: ir.Value) -> int | None:
         found = self._reader.shapes.rank(value)
@@ -202,7 +218,7 @@ class _Matcher:
         if rotation is None:
             return {}
         (cosine, first), (sine, second) = (
-            angle_table(angles, self._reader.shapes.rank(angles.value), self._nodes)
+            angle_table(angles, self._reader.shapes.rank(angles.value), self.nodes)
             for angles in (rotation.cosine, rotation.sine)
         )
         return {
@@ -217,11 +233,11 @@ class _Matcher:
             return {}
         if len(scores.sink.const_value.shape) == 1:
             return {"head_sink": scores.sink}
-        flat = self._nodes.integers(-1)
-        made = self._nodes.node("Reshape", f"{scores.sink.name}.heads", [scores.sink, flat.outputs[0]], like=scores.sink)
+        flat = self.nodes.integers(-1)
+        made = self.nodes.node("Reshape", f"{scores.sink.name}.heads", [scores.sink, flat.outputs[0]], like=scores.sink)
         return {"head_sink": made.outputs[0], "sink_nodes": (flat, made)}
 
-    def _completed(self, layer: AttentionLayer, product: ir.Node) -> AttentionLayer:
+    def _completed(self, layer: AttentionLayer, product: ir.Node, values: ir.Value) -> AttentionLayer:
         """With types, and the nodes that it stands for.
 
         Raises:
@@ -243,7 +259,7 @@ class _Matcher:
             layer,
             nodes=tuple(nodes),
             dtype=types["query"],
-            output_dtype=reader.dtype(product.inputs[1]) or types["query"],
+            output_dtype=reader.dtype(values) or types["query"],
         )
 
     def _comes_from(self, values: list[ir.Value], sources: list[ir.Value]) -> ir.Value | None:

@@ -15,8 +15,9 @@ def is_attention_node(node: ir.Node) -> bool:
 def make_attention_node(layer: AttentionLayer) -> ir.Node:
     """The node for `layer`, with outputs that are called like those it replaces. Nothing is added to a graph yet."""
     outputs = [_like(layer.output, layer.dtype)]
-    if layer.present_key is not None:
-        outputs += [_like(value, layer.dtype) for value in (layer.present_key, layer.present_value)]
+    for what, value in (("key", layer.present_key), ("value", layer.present_value)):
+        # The operator has them whether they are used or not.
+        outputs.append(_like(value or ir.Value(name=f"{layer.output.name}.present_{what}"), layer.dtype))
     return ir.Node(
         DOMAIN,
         "GroupQueryAttention",
@@ -36,7 +37,7 @@ def put_attention_node(graph: ir.Graph, layer: AttentionLayer, node: ir.Node) ->
         What now stands for each of `replaced_values`.
     """
     nodes = [*(new for new in layer.before if new.graph is None), node]
-    results = list(node.outputs)
+    results = list(node.outputs)[: len(replaced_values(layer))]
     if needs_cast(layer):
         name = layer.output.name
         node.outputs[0].name = f"{name}.uncast"

@@ -23,7 +23,7 @@ def find(
         shapes: what is known about the graph's shapes.
         onnxruntime: the version whose operators the graph is written for. Windows of before 1.24 are refused.
     """
-    standard = StandardAttention(shapes)
+    standard = StandardAttention(graph, shapes)
     found = []
     for node in graph:
         try:

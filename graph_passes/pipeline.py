@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from . import always_on, attention_match, attention_nodes, contrib_moe, routed_moe
 from .attention_layer import AttentionLayer, RefusedAttention
+from .contrib_attention import WINDOWS_AS_OURS
 from .meanings import Refusal
 from .moe_layer import MoELayer, Refused
 from .moe_node import is_moe_node
@@ -36,19 +37,31 @@ class Found:
         return self.routers.get((layer.ids, layer.weights))
 
 
-def find(graph: ir.Graph) -> Found:
+def find(graph: ir.Graph, onnxruntime: tuple[int, int] = WINDOWS_AS_OURS) -> Found:
+    """What `graph` holds.
+
+    Args:
+        onnxruntime: the version of ONNX Runtime whose operators the graph is written for.
+    """
     recogniser = routed_moe.walked(list(graph))
     routed = [*routed_moe.find(graph, recogniser), *contrib_moe.find(graph, recogniser.shapes)]
     # A graph without experts that are chosen is not a mixture of experts, and none of our business.
     is_mixture = any(isinstance(layer, MoELayer) for layer in routed)
     dense = always_on.find(graph, recogniser) if is_mixture else []
-    attention = attention_match.find(graph, recogniser.shapes) if is_mixture else []
+    attention = _attention(graph, recogniser.shapes, onnxruntime) if is_mixture else []
     routers = {
         (layer.ids, layer.weights): _router(layer, recogniser.shapes)
         for layer in routed
         if isinstance(layer, MoELayer) and layer.ids is not None
     }
     return Found(routed, dense, routers, attention, recogniser.shapes)
+
+
+def _attention(
+    graph: ir.Graph, shapes: Shapes, onnxruntime: tuple[int, int]
+) -> list[AttentionLayer | RefusedAttention]:
+    """As many nodes, then as one."""
+    return [*attention_match.find(graph, shapes), *attention_nodes.find(graph, shapes, onnxruntime)]
 
 
 def _router(layer: MoELayer, shapes: Shapes) -> RouterMatch | str:

@@ -6,14 +6,16 @@ rows that see nothing give 0.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
+from .attention_cone import attention_nodes
 from .attention_layer import AttentionLayer
+from .attention_match import Matcher
 from .attention_operands import (
     Attributes,
     attributes_of,
@@ -26,10 +28,11 @@ from .attention_operands import (
 )
 from .constants import attribute, is_standard
 from .dims import INFERRED, ONE, Dim
-from .dtypes import dtype
+from .attention_scores import Scores
 from .meanings import Refusal
 from .shapes import Shapes
 from .slices import where_of
+from .symbolic_tensors import NotUnderstood
 
 _INT, _FLOAT = ir.AttributeType.INT, ir.AttributeType.FLOAT
 
@@ -64,74 +67,78 @@ class _Sizes:
 class StandardAttention:
     """Reads the nodes of one graph; layers with one mask share what is made of it."""
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, graph: ir.Graph, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._biases: dict[ir.Value, tuple[tuple[ir.Node, ...], ir.Value]] = {}
+        self._order = {node: place for place, node in enumerate(graph)}
+        self._matcher = Matcher(graph, shapes)
 
     def read(self, node: ir.Node) -> AttentionLayer:
         """Raises `Refusal`."""
         values = attributes_of(node, _ATTRIBUTES)
         given = operands_of(node, _INPUTS, _REFUSED)
-        for name in ("Q", "K", "V"):
-            if name not in given:
-                raise Refusal(f"input {_INPUTS.index(name)} ({name}) is missing")
-        if used_output(node, 3) is not None:
-            raise Refusal("output 3 (qk_matmul_output) is used, which is not supported")
-        if values["softmax_precision"] == ir.DataType.DOUBLE:
-            raise Refusal("attribute 'softmax_precision' asks for double, which is not supported")
-        if values["scale"] is not None and values["scale"] == 0:
-            raise Refusal("attribute 'scale' is 0, which is not supported")
-        tokens = self._new_tokens(node, given, values)
-        sizes = self._sizes(given, values, tokens)
-        output, behind = self._merged(node, sizes, len(self._shape(given["Q"], "Q")))
+        _check(node, values, given)
+        ways = [self._with_surroundings, self._alone] if self._is_core(given, values) else [self._alone]
+        reasons = []
+        for way in ways:
+            try:
+                return way(node, given, values)
+            except (Refusal, NotUnderstood) as reason:
+                reasons.append(str(reason))
+        raise Refusal("; ".join(reasons))
+
+    def _is_core(self, given: dict[str, ir.Value], values: dict[str, Any]) -> bool:
+        """Whether the node computes no more than the softmax of the masked scores, and its product with the values."""
+        plain = not values["is_causal"] and values["left_window_size"] == values["right_window_size"] == -1
+        return plain and "past_key" not in given and self._shapes.rank(given["Q"]) == 4
+
+    def _with_surroundings(self, node: ir.Node, given: dict[str, ir.Value], values: dict[str, Any]) -> AttentionLayer:
+        """The node as the core of what PyTorch's exporter writes around it: a past that is joined before it, heads that are
+        repeated, a mask that may be proved, rotation and norms."""
+        mask = given.get("attn_mask")
+        is_bool = mask is not None and self._matcher.dtype(mask) == ir.DataType.BOOL
+        scores = Scores(given["Q"], given["K"], values["scale"] or 0.0, node, values["softcap"], mask, is_bool)
+        layer = self._matcher.around(node, given["V"], scores, where_of(node))
+        return dataclasses.replace(layer, pattern="ONNX Attention")
+
+    def _alone(self, node: ir.Node, given: dict[str, ir.Value], values: dict[str, Any]) -> AttentionLayer:
+        """The node as the standard has it, nothing around it but what joins the heads of its output."""
+        caches = caches_of(node, given)
+        sizes = self._sizes(given, values, caches)
+        output = self._merged(node, sizes, len(self._shape(given["Q"], "Q")))
         before, mask = self._mask(given.get("attn_mask"), sizes)
-        return AttentionLayer(
+        layer = AttentionLayer(
             where=where_of(node),
             query=given["Q"],
+            key=given["K"],
+            value=given["V"],
             output=output,
             num_heads=sizes.heads,
             kv_num_heads=sizes.kv_heads,
             head_size=sizes.head_size,
             value_head_size=sizes.value_head_size,
-            nodes=(node, *behind),
-            **tokens,
+            nodes=(),
+            **caches,
             **mask,
             **_visibility(values),
             scale=values["scale"] or 0.0,
             softcap=values["softcap"],
             dtype=element_type(given["Q"], "Q"),
             before=before,
-            pattern=f"ONNX Attention with {'a mask' if mask else 'no mask'}",
+            pattern="ONNX Attention",
         )
+        return dataclasses.replace(layer, nodes=self._nodes(layer))
 
-    # ---- keys and values
-
-    def _new_tokens(self, node: ir.Node, given: dict[str, ir.Value], values: dict[str, Any]) -> dict[str, ir.Value | None]:
-        """Keys and values of the new tokens, and the caches. Exporters join old and new before the node as well."""
-        caches = caches_of(node, given)
-        joined = [_joined(given[name]) for name in ("K", "V")]
-        if caches["past_key"] is not None or None in joined:
-            return {"key": given["K"], "value": given["V"], **caches}
-        if values["is_causal"]:
-            raise Refusal("'is_causal' counts positions from the first key, and the keys of a past come before the new ones")
-        (past_key, key), (past_value, value) = joined
-        for present in (used_output(node, 1), used_output(node, 2)):
-            if present is not None:
-                raise Refusal("the node has present outputs, and the past is joined before it")
-        return {
-            "key": key,
-            "value": value,
-            "past_key": past_key,
-            "past_value": past_value,
-            "present_key": given["K"],
-            "present_value": given["V"],
-        }
+    def _nodes(self, layer: AttentionLayer) -> tuple[ir.Node, ...]:
+        outputs = [value for value in (layer.output, layer.present_key, layer.present_value) if value is not None]
+        made = {output for node in layer.before for output in node.outputs}
+        inputs = {value for value in layer.inputs() if value is not None} - made
+        inputs |= {value for node in layer.before for value in node.inputs if value.graph is not None}
+        return tuple(sorted(attention_nodes(outputs, inputs), key=self._order.__getitem__))
 
     # ---- sizes
 
-    def _sizes(self, given: dict[str, ir.Value], values: dict[str, Any], tokens: dict[str, ir.Value | None]) -> _Sizes:
-        query = self._shape(given["Q"], "Q")
-        key, value = self._shape(tokens["key"], "K"), self._shape(tokens["value"], "V")
+    def _sizes(self, given: dict[str, ir.Value], values: dict[str, Any], caches: dict[str, ir.Value | None]) -> _Sizes:
+        query, key, value = (self._shape(given[name], name) for name in "QKV")
         heads, kv_heads = self._heads(query, values["q_num_heads"]), self._heads(key, values["kv_num_heads"])
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise Refusal(f"{heads} heads of queries, expected a multiple of those of keys ({kv_heads})")
@@ -141,7 +148,7 @@ class StandardAttention:
         return _Sizes(
             query[0],
             _tokens(query),
-            self._total(tokens, _tokens(query)),
+            self._total(caches, _tokens(query)),
             heads,
             kv_heads,
             quotient_of(query[-1], heads if len(query) == 3 else 1, "Q"),
@@ -157,10 +164,10 @@ class StandardAttention:
             raise Refusal("the number of heads could not be worked out")
         return shape[1].constant
 
-    def _total(self, tokens: dict[str, ir.Value | None], new: Dim) -> Dim | None:
-        if tokens["past_key"] is None:
+    def _total(self, caches: dict[str, ir.Value | None], new: Dim) -> Dim | None:
+        if caches["past_key"] is None:
             return new
-        present = tokens.get("present_key")
+        present = caches.get("present_key")
         shape = None if present is None else self._shapes.shape(present)
         return None if shape is None else shape[-2]
 
@@ -176,9 +183,7 @@ class StandardAttention:
             raise Refusal("attn_mask is not proved to be as wide as there are keys")
         if not any(self._same(whole[0], size) for size in (ONE, sizes.batch)) or whole[1].constant not in (1, sizes.heads):
             raise Refusal("attn_mask is not proved to fit the batch and the heads")
-        kind = dtype(mask)
-        if kind == ir.DataType.BOOL and whole[1] == whole[2] == ONE != whole[0] and len(shape) == 4:
-            return self._of_keys(mask)
+        kind = self._matcher.dtype(mask)
         if not self._same(whole[2], sizes.tokens):
             raise Refusal("attn_mask is not proved to have a row for each query")
         if kind not in (*_BIAS_TYPES, ir.DataType.BOOL):
@@ -186,29 +191,26 @@ class StandardAttention:
             raise Refusal(f"attn_mask is of type {came}, expected bool or a floating-point type")
         if kind != ir.DataType.BOOL and len(shape) == 4:
             return (), {"attention_bias": mask}
-        nodes, bias = self._made(mask, lambda: _bias(mask, len(shape), kind == ir.DataType.BOOL))
+        nodes, bias = self._bias(mask, len(shape))
         return nodes, {"attention_bias": bias}
 
-    def _of_keys(self, mask: ir.Value) -> tuple[tuple[ir.Node, ...], dict[str, ir.Value]]:
-        """(B, 1, 1, total): whether a key is seen, the same for all queries."""
-        nodes, squeezed = self._made(mask, lambda: [_node("Squeeze", [mask, _constant([1, 2], mask)], ir.DataType.BOOL)])
-        return nodes, {"attention_mask": squeezed}
-
-    def _made(self, mask: ir.Value, make) -> tuple[tuple[ir.Node, ...], ir.Value]:
-        if mask not in self._biases:
-            nodes = tuple(make())
-            for place, node in enumerate(nodes):
-                node.outputs[0].name = f"{mask.name}.attention_{place}"
-            self._biases[mask] = nodes, nodes[-1].outputs[0]
-        return self._biases[mask]
+    def _bias(self, mask: ir.Value, rank: int) -> tuple[tuple[ir.Node, ...], ir.Value]:
+        """New nodes that make a bias of rank 4 of `mask`."""
+        made = self._matcher.bias_of(mask) if self._matcher.dtype(mask) == ir.DataType.BOOL else ()
+        value = made[-1].outputs[0] if made else mask
+        if rank < 4:
+            nodes = self._matcher.nodes
+            axes = nodes.integers(*range(4 - rank))
+            made = (*made, axes, nodes.node("Unsqueeze", f"{value.name}.rank_4", [value, axes.outputs[0]], like=value))
+        return made, made[-1].outputs[0]
 
     # ---- the output
 
-    def _merged(self, node: ir.Node, sizes: _Sizes, rank: int) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-        """The output as (B, S, heads · size), and the nodes that bring it into that form: a Transpose and a Reshape."""
+    def _merged(self, node: ir.Node, sizes: _Sizes, rank: int) -> ir.Value:
+        """The output as (B, S, heads · size): of rank 4, a Transpose and a Reshape bring it into that form."""
         output = node.outputs[0]
         if rank == 3:
-            return output, ()
+            return output
         reason = "the output is used in another way than as rows of tokens"
         turned = _only_user(output, "Transpose")
         if turned is None or list(attribute(turned, "perm", ())) != [0, 2, 1, 3]:
@@ -218,7 +220,7 @@ class StandardAttention:
         width = Dim(sizes.heads * sizes.value_head_size)
         if target is None or not self._is_target(target.items, (sizes.batch, sizes.tokens, width), reshape):
             raise Refusal(reason)
-        return reshape.outputs[0], (turned, reshape)
+        return reshape.outputs[0]
 
     def _is_target(self, target: Sequence[Dim], shape: Sequence[Dim], reshape: ir.Node) -> bool:
         """Whether a Reshape of (B, S, heads, size) to `target` gives `shape`."""
@@ -237,6 +239,18 @@ class StandardAttention:
         return self._shapes.dims.same(left, right)
 
 
+def _check(node: ir.Node, values: dict[str, Any], given: dict[str, ir.Value]) -> None:
+    for name in ("Q", "K", "V"):
+        if name not in given:
+            raise Refusal(f"input {_INPUTS.index(name)} ({name}) is missing")
+    if used_output(node, 3) is not None:
+        raise Refusal("output 3 (qk_matmul_output) is used, which is not supported")
+    if values["softmax_precision"] == ir.DataType.DOUBLE:
+        raise Refusal("attribute 'softmax_precision' asks for double, which is not supported")
+    if values["scale"] is not None and values["scale"] == 0:
+        raise Refusal("attribute 'scale' is 0, which is not supported")
+
+
 def _tokens(shape: Sequence[Dim]) -> Dim:
     return shape[1] if len(shape) == 3 else shape[2]
 
@@ -250,42 +264,8 @@ def _visibility(values: dict[str, Any]) -> dict[str, Any]:
     return {"causal": causal, "local_window_size": left + 1 if left >= 0 else -1}
 
 
-def _joined(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """What two parts a cache is joined from, along the tokens of (B, heads, tokens, size)."""
-    node = value.producer()
-    if node is None or node.op_type != "Concat" or not is_standard(node) or len(node.inputs) != 2:
-        return None
-    return tuple(node.inputs) if attribute(node, "axis", 0) in (2, -2) else None
-
-
 def _only_user(value: ir.Value, operator: str) -> ir.Node | None:
     users = value.consumers()
     if len(value.uses()) != 1 or value.is_graph_output() or users[0].op_type != operator or not is_standard(users[0]):
         return None
     return users[0]
-
-
-def _bias(mask: ir.Value, rank: int, is_bool: bool) -> list[ir.Node]:
-    """Nodes that make a bias of rank 4 of `mask`."""
-    nodes = []
-    if is_bool:
-        seen, hidden = (_constant(number, mask) for number in (np.float32(0), np.float32(-np.inf)))
-        nodes.append(_node("Where", [mask, seen, hidden], ir.DataType.FLOAT))
-        mask = nodes[-1].outputs[0]
-    if rank < 4:
-        axes = _constant(list(range(4 - rank)), mask)
-        nodes.append(_node("Unsqueeze", [mask, axes], dtype(mask)))
-    return nodes
-
-
-def _node(operator: str, inputs: list[ir.Value], kind: ir.DataType | None) -> ir.Node:
-    node = ir.Node("", operator, inputs)
-    node.outputs[0].type = None if kind is None else ir.TensorType(kind)
-    return node
-
-
-def _constant(content, mask: ir.Value) -> ir.Value:
-    array = np.array(content, np.int64) if isinstance(content, list) else np.array(content)
-    value = ir.Value(name=f"{mask.name}.{array.dtype}_{'_'.join(map(str, array.reshape(-1)))}", const_value=ir.tensor(array))
-    value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(array.shape)
-    return value

@@ -21,6 +21,7 @@ from .graph_passes.moe_layer import MoELayer
 from .graph_passes.known_sizes import make_constant
 from .graph_passes.residual_shapes import follow_residuals
 from .graph_passes.shapes import Shapes
+from .library import onnxruntime_version
 from .model_file import check_output, read_model, write_model
 from .norms import tidy_norms
 from .report import AttentionReport, FusionReport, LayerReport
@@ -99,7 +100,7 @@ def _fuse(
     graph = source.model.graph
     before = len(graph)
     remove_unused(graph)
-    found = pipeline.find(graph)
+    found = pipeline.find(graph, onnxruntime_version())
     report = FusionReport(
         os.fspath(source.path), None, [], before, before, 0.0, config_warnings(source.folder, found.routed)
     )

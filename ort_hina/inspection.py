@@ -16,6 +16,7 @@ from .graph_passes.attention_node import is_attention_node
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer, Refused
 from .graph_passes.moe_node import is_moe_node, make_replacement
+from .library import onnxruntime_version
 from .lost_experts import refused_if_lost
 from .model_file import ModelFile, read_model
 from .report import AttentionReport, LayerReport, attention_sizes, human_bytes, layer_sizes
@@ -100,7 +101,7 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
     graph = source.model.graph
     nodes = len(graph)
     remove_unused(graph)  # as `fuse` does: what nobody uses is no reason to refuse
-    contents = pipeline.find(graph)
+    contents = pipeline.find(graph, onnxruntime_version())
     found = [refused_if_lost(layer) for layer in contents.routed]
     weights = {id(value.const_value): value.const_value for value in graph.initializers.values() if value.const_value}
     windows = _window_types(graph)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -77,7 +77,7 @@ def verify_attention(
     began = time.perf_counter()
     limit = tolerance(layer.dtype)
     worst, state, detail = 0.0, "verified", ""
-    for call in CALLS if layer.past_key is not None else CALLS[:1]:
+    for call in _calls(layer):
         try:
             state, difference, detail = _compare_call(_Case(layer, source, folder, shapes), node, call, limit, seed)
         except CannotRun as error:
@@ -87,6 +87,15 @@ def verify_attention(
         if state != "verified":
             break
     return Verdict(state, worst, limit, time.perf_counter() - began, detail)
+
+
+def _calls(layer: AttentionLayer) -> list[_Call]:
+    if layer.past_key is None:
+        return [CALLS[0]]
+    # ONNX Runtime's operator with lengths appends several tokens to one sequence only.
+    return [
+        replace(call, batch=1) if layer.seqlens_k is not None and call.past and call.new > 1 else call for call in CALLS
+    ]
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def _compare_call(case: _Case, node: ir.Node, call: _Call, limit: float, seed: i
 
 def _answers_of_node(case: _Case, node: ir.Node, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     layer = case.layer
-    nodes, results = [*layer.before, node], list(node.outputs)
+    nodes, results = [*layer.before, node], list(node.outputs)[: len(replaced_values(layer))]
     cast = make_cast(layer, node) if needs_cast(layer) else None
     try:
         if cast is not None:
@@ -181,7 +190,7 @@ def _feeds(case: _Case, call: _Call, seed: int) -> dict[str, np.ndarray]:
             feeds[value.name] = random.standard_normal(shape).astype(element)
 
     for value, heads, size in (
-        (layer.query, layer.num_heads, layer.head_size),
+        (layer.query, layer.num_heads + (2 * layer.kv_num_heads if layer.key is None else 0), layer.head_size),
         (layer.key, layer.kv_num_heads, layer.head_size),
         (layer.value, layer.kv_num_heads, layer.value_head_size),
     ):
@@ -198,6 +207,10 @@ def _feeds(case: _Case, call: _Call, seed: int) -> dict[str, np.ndarray]:
         mask[0, : call.padding] = 0
         mask[1] = random.uniform(size=call.total) < 0.7  # holes, which no tokenizer makes, show which keys are meant
         feeds[layer.attention_mask.name] = mask
+    if layer.seqlens_k is not None:
+        feeds[layer.seqlens_k.name] = np.full(call.batch, call.total - 1, np.int32)
+    if layer.total_sequence_length is not None:
+        feeds[layer.total_sequence_length.name] = np.array(call.total, np.int32)
     _put_bias(case, call, feeds, random)
     for value in _onlooked(layer.nodes, feeds):
         feeds[value.name] = np.zeros(_onlooked_shape(case, call, value), _onlooked_type(value))
@@ -234,7 +247,7 @@ def _put_bias(case: _Case, call: _Call, feeds: dict[str, np.ndarray], random) ->
     if layer.attention_bias is None:
         return
     source = _source_of(layer, layer.attention_bias)
-    shape = (call.batch, 1, call.new, call.total)
+    shape = _bias_shape(case, call, source)
     visible = np.tril(np.ones((call.new, call.total), bool), call.past) & (random.uniform(size=shape) < 0.7)
     visible[..., 0] = True
     if source is layer.attention_bias:
@@ -242,6 +255,14 @@ def _put_bias(case: _Case, call: _Call, feeds: dict[str, np.ndarray], random) ->
         feeds[source.name] = bias.astype((source.dtype or layer.dtype).numpy())
     else:
         feeds[source.name] = visible
+
+
+def _bias_shape(case: _Case, call: _Call, source: ir.Value) -> tuple[int, ...]:
+    """(B or 1, heads or 1, S, T), or the last of these."""
+    known = case.shapes.shape(source) or ()
+    sizes = [case.shapes.dims.simplify(size).constant for size in known[:-2]] if len(known) > 1 else [None, None]
+    usual = (call.batch, 1)[2 - len(sizes) :]
+    return *(size or other for size, other in zip(sizes, usual, strict=True)), call.new, call.total
 
 
 def _onlooked(nodes: Iterable[ir.Node], feeds: dict[str, np.ndarray]) -> list[ir.Value]:
