@@ -103,7 +103,9 @@ def _replace(graph: ir.Graph, shapes: list[ir.Node], mask: ir.Value, tokens: ir.
         index = new.integers(*axes)
         whole = new.node("Shape", f"{value.name}.shape", [value], like=index.outputs[0])
         name = f"{value.name}.sizes." + "_".join(map(str, axes))
-        return put(whole, index, new.node("Gather", name, [whole.outputs[0], index.outputs[0]], like=index.outputs[0], axis=0))
+        return put(
+            whole, index, new.node("Gather", name, [whole.outputs[0], index.outputs[0]], like=index.outputs[0], axis=0)
+        )
 
     total, count = sizes(mask, 1), sizes(tokens, 1)
     past = put(new.node("Sub", "ort_hina.past_length", [total, count], like=total))

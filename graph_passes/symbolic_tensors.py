@@ -239,8 +239,8 @@ class Tensors:
             self._least.setdefault(size.name, least)
 
     def define(self, name: str, value: Polynomial, instead_of: Polynomial) -> Polynomial:
-        """Makes `name` stand for the sum `value`, in which the unknown `instead_of` then no longer occurs: counting across axes
-        divides by sizes, and divides by unknowns only."""
+        """Makes `name` stand for the sum `value`, in which the unknown `instead_of` then no longer occurs: counting across
+        axes divides by sizes, and divides by unknowns only."""
         total = unknown(name)
         self._known[instead_of.name] = total - (value - instead_of)
         return total
@@ -273,7 +273,7 @@ class Tensors:
         return self.always_at_least_zero(opposite - one)  # one >= 0 makes the opposite of the other hold
 
     def moved(self, index: Index, sizes: Sizes, target: Sizes) -> Index:
-        """The place in a tensor of `target` sizes of what lies at `index` in one of `sizes`, in the same order of elements."""
+        """The place in a tensor of `target` sizes of what lies at `index` in one of `sizes`: elements keep their order."""
         plain = [(i, size) for i, size in zip(index, sizes, strict=True) if size != ONE]
         wanted = [size for size in target if size != ONE]
         if len(plain) == len(wanted) and all(self.same(a, b) for (_, a), b in zip(plain, wanted, strict=True)):
@@ -404,7 +404,9 @@ def _equal(left: Element, right: Element) -> Formula:
     return left == right
 
 
-def _comparison(of_difference: Callable[[Polynomial], Formula], of_floats: Callable) -> Callable[[Element, Element], Formula]:
+def _comparison(
+    of_difference: Callable[[Polynomial], Formula], of_floats: Callable
+) -> Callable[[Element, Element], Formula]:
     def apply(left: Element, right: Element) -> Formula:
         left, right = _numbers(left, right)
         return of_difference(left - right) if isinstance(left, Polynomial) else of_floats(left, right)
@@ -536,16 +538,12 @@ def _bound(bound: Polynomial, size: Polynomial) -> Polynomial:
 
 def _slice(tensors: Tensors, node: ir.Node, index: Index) -> Element:
     cuts = _slice_starts(tensors, node)
-    return tensors.element(
-        node.inputs[0], tuple(i + cuts[axis][0] if axis in cuts else i for axis, i in enumerate(index))
-    )
+    return tensors.element(node.inputs[0], tuple(i + cuts[axis][0] if axis in cuts else i for axis, i in enumerate(index)))
 
 
 def _sizes_of_slice(tensors: Tensors, node: ir.Node) -> Sizes:
     cuts = _slice_starts(tensors, node)
-    return tuple(
-        cuts[axis][1] if axis in cuts else size for axis, size in enumerate(tensors.sizes(node.inputs[0]))
-    )
+    return tuple(cuts[axis][1] if axis in cuts else size for axis, size in enumerate(tensors.sizes(node.inputs[0])))
 
 
 def _concat(tensors: Tensors, node: ir.Node, index: Index) -> Element:

@@ -32,7 +32,9 @@ def _answers(proto, given):
     options = onnxruntime.SessionOptions()
     ort_hina.register(options)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {name: array for name, array in given.items() if name in {v.name for v in session.get_inputs()}})
+    return session.run(
+        None, {name: array for name, array in given.items() if name in {v.name for v in session.get_inputs()}}
+    )
 
 
 def _adding_length(proto, spelled):
@@ -82,7 +84,9 @@ def test_without_an_input_of_tokens():
     assert "as many columns as there are new tokens" in reason
 
 
-@pytest.mark.parametrize(("cache", "text"), [("past_key", "reads the past cache"), ("present_key", "reads the present cache")])
+@pytest.mark.parametrize(
+    ("cache", "text"), [("past_key", "reads the past cache"), ("present_key", "reads the present cache")]
+)
 def test_something_else_reads_a_cache(cache, text):
     proto = _with_ids(fused_model(model(Spelling())))
     proto.graph.node.append(helper.make_node("ReduceSum", [cache], ["sum"], name="total", keepdims=0))

@@ -20,7 +20,9 @@ class _Graph:
         self.nodes = []
 
     def op(self, operator, *inputs, **attributes):
-        self.nodes.append(helper.make_node(operator, inputs, [f"v{len(self.nodes)}"], name=f"n{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(operator, inputs, [f"v{len(self.nodes)}"], name=f"n{len(self.nodes)}", **attributes)
+        )
         return self.nodes[-1].output[0]
 
     def const(self, value):
@@ -53,8 +55,14 @@ def _half(g):
         (lambda g: g.op("Reshape", "x", g.vector(g.size(1), -1)), None),
         (lambda g: g.op("Slice", "x", g.const([0]), _half(g), g.const([2])), [6]),
         (lambda g: g.op("Slice", "x", g.const([0]), g.size(1), g.const([1])), None),
-        (lambda g: g.op("Expand", g.op("Unsqueeze", "x", g.const([1])), g.vector(g.size(0), 5, g.size(1), 12)), [1, 5, 1, 1]),
-        (lambda g: g.op("Expand", g.op("Unsqueeze", "x", g.const([0])), g.vector(g.size(1), g.size(0), g.size(1), 12)), None),
+        (
+            lambda g: g.op("Expand", g.op("Unsqueeze", "x", g.const([1])), g.vector(g.size(0), 5, g.size(1), 12)),
+            [1, 5, 1, 1],
+        ),
+        (
+            lambda g: g.op("Expand", g.op("Unsqueeze", "x", g.const([0])), g.vector(g.size(1), g.size(0), g.size(1), 12)),
+            None,
+        ),
     ],
 )
 def test_known_sizes(build, constant):
@@ -80,5 +88,7 @@ def test_known_sizes(build, constant):
 
 def test_a_zero_that_means_zero_stays():
     g = _Graph()
-    graph = ir.serde.deserialize_model(g.model(g.op("Reshape", "x", g.vector(g.size(0), g.size(1), 3, 4), allowzero=1))).graph
+    graph = ir.serde.deserialize_model(
+        g.model(g.op("Reshape", "x", g.vector(g.size(0), g.size(1), 3, 4), allowzero=1))
+    ).graph
     assert make_constant(graph, Shapes()) == 0

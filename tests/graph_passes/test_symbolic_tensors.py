@@ -68,7 +68,11 @@ def _scatter(g):
 
 def _triangle(upper, diagonal):
     def build(g):
-        square = g.op("Expand", g.const([[1.0]], np.float32), g.op("Concat", *(g.op("Unsqueeze", g.size(1), g.const([0])),) * 2, axis=0))
+        square = g.op(
+            "Expand",
+            g.const([[1.0]], np.float32),
+            g.op("Concat", *(g.op("Unsqueeze", g.size(1), g.const([0])),) * 2, axis=0),
+        )
         return g.op("Trilu", square, g.const(diagonal), upper=upper)
 
     return build
@@ -80,6 +84,14 @@ def _compare(operator):
 
 def _arithmetic(operator):
     return lambda g: g.op(operator, g.op("Mul", _rows(g), g.const(2)), _columns(g))
+
+
+def _sliced_to_a_size(g):
+    return g.op("Slice", "mask", g.const([0]), g.op("Unsqueeze", g.size(1), g.const([0])), g.const([1]))
+
+
+def _filled(g):
+    return g.op("ConstantOfShape", g.op("Shape", "mask"), value=numpy_helper.from_array(np.array([4], np.int64)))
 
 
 BUILDERS = {
@@ -94,7 +106,7 @@ BUILDERS = {
     "squeezed": lambda g: g.op("Squeeze", g.op("Unsqueeze", "mask", g.const([0, 3])), g.const([0, 3])),
     "reshaped": lambda g: g.op("Reshape", g.op("Reshape", "mask", g.const([-1])), g.op("Shape", "mask")),
     "sliced": lambda g: g.op("Slice", "mask", g.const([1]), g.const([2**62]), g.const([1]), g.const([1])),
-    "sliced to a size": lambda g: g.op("Slice", "mask", g.const([0]), g.op("Unsqueeze", g.size(1), g.const([0])), g.const([1])),
+    "sliced to a size": _sliced_to_a_size,
     "row": lambda g: g.op("Gather", "mask", g.const([0]), axis=0),
     "last row": lambda g: g.op("Gather", "mask", g.const(-1), axis=0),
     "upper": _triangle(1, 1),
@@ -113,7 +125,7 @@ BUILDERS = {
     "where": lambda g: g.op("Where", _compare("Less")(g), "mask", g.const(7)),
     "and": lambda g: g.op("And", _compare("Less")(g), g.op("Cast", "mask", to=TensorProto.BOOL)),
     "or": lambda g: g.op("Or", _compare("Less")(g), g.op("Cast", "mask", to=TensorProto.BOOL)),
-    "filled": lambda g: g.op("ConstantOfShape", g.op("Shape", "mask"), value=numpy_helper.from_array(np.array([4], np.int64))),
+    "filled": _filled,
 }  # fmt: skip
 
 
@@ -204,4 +216,3 @@ def _evaluated(element, case, mask):
         case Seen(_, row, column):
             return bool(mask[_number(row, case), _number(column, case)])
     raise AssertionError(element)
-

@@ -1,7 +1,7 @@
 """Attention as exporters write it: one small graph for each spelling, and ways to get it wrong.
 
-Every graph takes ``q``, ``k``, ``v`` (B, S, heads · size), ``past_key`` and ``past_value`` and, unless the mask does without,
-``attention_mask``, ``position_ids``; it gives ``output`` (B, S, heads · size), ``present_key`` and ``present_value``.
+Every graph takes ``q``, ``k``, ``v`` (B, S, heads · size), ``past_key`` and ``past_value`` and, where it needs them,
+``attention_mask`` and ``position_ids``; it gives ``output`` (B, S, heads · size), ``present_key`` and ``present_value``.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Spelling:
     """``gather`` (from the flattened mask), ``gather_nd``, ``triangle`` (and a scatter), ``boolean`` (Where on the scores),
     ``causal`` (without an attention mask), ``given`` (an input), ``none``."""
     hidden: float = -np.inf
+    sliced: bool = False
+    """The mask is cut down to the number of keys, which is read from the keys."""
     cleaned: bool = True
     """Weights of rows without keys are set to 0."""
     window: int | None = None
@@ -285,10 +287,15 @@ def _weights(g: _Graph, q: str, scores: str) -> str:
         scores = g.op("Add", scores, g.input("bias", s.element, "batch", 1, "new", "past + new"))
     elif s.mask == "triangle":
         scores = g.op("Add", scores, _triangle(g))
-    elif s.mask == "boolean":
-        scores = g.op("Where", _visible(g), scores, g.real(s.hidden))
     elif s.mask != "none":
-        scores = g.op("Add", scores, g.op("Where", _visible(g), g.real(0.0), g.real(s.hidden)))
+        visible = _visible(g)
+        if s.sliced:
+            ends = g.unsqueeze(g.size("present_key", 2), 0)
+            visible = g.op("Slice", visible, g.const([0]), ends, g.const([3]), g.const([1]))
+        if s.mask == "boolean":
+            scores = g.op("Where", visible, scores, g.real(s.hidden))
+        else:
+            scores = g.op("Add", scores, g.op("Where", visible, g.real(0.0), g.real(s.hidden)))
     if s.sinks:
         sink = g.weight("sinks", np.linspace(-1, 1, s.heads).reshape(1, s.heads, 1, 1))
         column = g.op("Expand", sink, g.vector(g.size("q", 0), s.heads, g.size("q", 1), 1))
