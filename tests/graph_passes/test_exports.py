@@ -128,22 +128,6 @@ FUSED = {
 COUNTS = {name: counts for counts, names in FUSED.items() for name in names}
 
 
-# Keys are made anew of a cache of latents, or repeated one behind the other.
-LATENT = "keys or values, not the past followed by new ones"
-# By fixture of a whole model: why its attention stays. In all others every layer's is one node.
-UNFUSED_ATTENTION = {
-    "deepseek_v2_groups-transformers_onnx": LATENT,
-    "deepseek_v3-torch_dynamo": LATENT,
-    "deepseek_v3-torch_dynamo-fp16": LATENT,
-    "deepseek_v3-transformers_onnx": LATENT,
-    "deepseek_v3_one_group-torch_dynamo": LATENT,
-    "jetmoe-torch_dynamo": LATENT,
-    "jetmoe-transformers_onnx": LATENT,
-}
-# Attention that was one node before.
-ONE_NODE_ALREADY = ("gpt_oss-genai", "lfm2_moe-genai", "qwen3_moe-torch_dynamo-op23")
-
-
 def test_the_table_is_complete():
     assert set(COUNTS) | set(REFUSED) | set(NOT_FOUND) == set(fixtures.index())
 
@@ -165,18 +149,15 @@ def test_export(name, tmp_path):
         assert len(report.layers) == count
         return
     assert {(layer.num_experts, layer.k) for layer in report.layers} == {(entry["experts"], entry["k"])}
-    if entry["whole_model"] and name not in ONE_NODE_ALREADY:
-        _check_attention(name, report)
+    if entry["whole_model"]:
+        _check_attention(report)
     sessions = _sessions(model, report.output)
     _check_signature(*sessions)
     _compare(entry, *sessions)
 
 
-def _check_attention(name, report):
-    assert report.attention, report.to_text()
-    if name in UNFUSED_ATTENTION:
-        assert all(UNFUSED_ATTENTION[name] in layer.reason for layer in report.attention), report.to_text()
-        return
+def _check_attention(report):
+    """One node for each layer, whatever it was before."""
     assert {layer.verification for layer in report.attention} == {"verified"}, report.to_text()
     fused = onnx.load(report.output, load_external_data=False)
     nodes = [node for node in fused.graph.node if node.op_type == "GroupQueryAttention" and node.domain == "ort_hina"]
