@@ -13,7 +13,9 @@ class NewNodes:
     def __init__(self, graph: ir.Graph) -> None:
         self._made = {(node.op_type, node.name): node for node in graph if _is_made_here(node)}
 
-    def node(self, operator: str, name: str, inputs: list[ir.Value], *, like: ir.Value | None = None, **attributes) -> ir.Node:
+    def node(
+        self, operator: str, name: str, inputs: list[ir.Value], *, like: ir.Value | None = None, **attributes
+    ) -> ir.Node:
         """The node called `name`, with one output of that name and the type of `like`."""
         if (operator, name) not in self._made:
             output = ir.Value(name=name, type=None if like is None else like.type)

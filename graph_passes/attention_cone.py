@@ -12,8 +12,8 @@ _INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
 def attention_nodes(outputs: Iterable[ir.Value], inputs: Iterable[ir.Value]) -> list[ir.Node]:
-    """All nodes that compute `outputs` from `inputs`, and masks from what they are made of. Of tokens and caches outside only
-    the shape is read, and what computes them is not followed."""
+    """All nodes that compute `outputs` from `inputs`, and masks from what they are made of. Of tokens and caches outside
+    only the shape is read, and what computes them is not followed."""
     stops = set(inputs)
     found: dict[ir.Node, None] = {}
     pending = [value.producer() for value in outputs]

@@ -88,7 +88,7 @@ class AttentionLayer:
     output_dtype: ir.DataType | None = None
     """What the graph takes the output in, if that is another type."""
     dropped_mask: ir.Value | None = None
-    """What the graph masks scores with, (B or 1, heads or 1, S, T), where it is proved that the node does the same by itself."""
+    """What the graph masks scores with, (B or 1, heads or 1, S, T), where the node is proved to do the same by itself."""
     before: tuple[ir.Node, ...] = ()
     """New nodes that compute some of the inputs, in order. Layers may share them: those that are in the graph already are
     left where they are."""

@@ -57,9 +57,7 @@ def prove(tensors: Tensors, mask: ir.Value) -> MaskProof:
     sizes = tensors.sizes(mask)
     if len(sizes) != 4:
         raise NotUnderstood(f"the mask {mask.name!r} has {len(sizes)} axes, not 4")
-    index = tuple(
-        ZERO if size == ONE else tensors.position(name, size) for name, size in zip("bhqk", sizes, strict=True)
-    )
+    index = tuple(ZERO if size == ONE else tensors.position(name, size) for name, size in zip("bhqk", sizes, strict=True))
     visible = tensors.settled(_sees(tensors.element(mask, index)))
     return _judged(tensors, visible, index, tensors.sizes(mask))
 
@@ -125,9 +123,7 @@ def hides_rows_without_keys(tensors: Tensors, condition: ir.Value, proof: MaskPr
     try:
         if axes_of(total) not in ((-1,), (3,)) or len(tensors.sizes(counted)) != 4:
             return False
-        index = tuple(
-            ZERO if size == ONE else i for i, size in zip(proof.index, tensors.sizes(counted), strict=True)
-        )
+        index = tuple(ZERO if size == ONE else i for i, size in zip(proof.index, tensors.sizes(counted), strict=True))
         return tensors.equivalent(tensors.settled(as_formula(tensors.element(counted, index))), proof.visible)
     except NotUnderstood:
         return False

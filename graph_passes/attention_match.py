@@ -15,11 +15,20 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from .attention_cone import attention_nodes
 from .attention_angles import NewNodes, angle_table
-from .attention_heads import LAST_OF_FOUR, joined_heads, only_user, repeated, sizes_of_heads, split_heads, without_idle_reshape
+from .attention_anew import last_rows
+from .attention_cone import attention_nodes
+from .attention_heads import (
+    LAST_OF_FOUR,
+    joined_heads,
+    only_user,
+    repeated,
+    sizes_of_heads,
+    split_heads,
+    without_idle_reshape,
+)
 from .attention_layer import AttentionLayer, RefusedAttention
-from .attention_mask import MaskProof, hides_rows_without_keys, new_tensors, prove
+from .attention_mask import HIDES, MaskProof, hides_rows_without_keys, new_tensors, prove
 from .attention_scores import Scores, read_scores
 from .attention_source import Sources, read_sources, tokens_of
 from .attention_weights import product_with_values
@@ -89,39 +98,65 @@ class Matcher:
             Refusal: something of it is not understood.
             NotUnderstood: a mask is not.
         """
-        reader = self._reader
         keys, values, heads = self._caches(scores, whole)
-        sources = read_sources(reader, scores.query, keys.new)
-        value = split_heads(reader, values.new)
-        rows = self._rows(scores, (sources.query, sources.key, value), cached=keys.past is not None)
         proof = self._proof(scores.mask)
+        fields, rows = self._input_fields(scores, keys, values, proof)
         output = self._output(product, proof, rows, heads[0] * values.size)
-        fields = self._mask_fields(scores, proof) | self._rotary_fields(sources) | self._sink_fields(scores)
-        before = [node for name in ("mask", "rotary", "sink") for node in fields.pop(f"{name}_nodes", ())]
+        fields |= self._mask_fields(scores, proof) | self._sink_fields(scores)
+        kinds = [name for name in fields if name.endswith("_nodes")]
+        before = [node for name in kinds for node in fields.pop(name)]
         layer = AttentionLayer(
             where=where,
-            query=sources.query,
-            key=sources.key,
-            value=value,
             output=output,
             num_heads=heads[0],
             kv_num_heads=keys.heads,
             head_size=heads[1],
             value_head_size=values.size,
             nodes=(),
-            past_key=keys.past,
-            past_value=values.past,
-            present_key=keys.whole if keys.past is not None else None,
-            present_value=values.whole if values.past is not None else None,
-            q_norm_weight=sources.query_norm,
-            k_norm_weight=sources.key_norm,
-            qk_norm_epsilon=sources.epsilon,
             scale=scores.scale,
             softcap=scores.softcap,
-            before=tuple(before),
+            before=tuple(dict.fromkeys(before)),
             **fields,
         )
         return self._completed(layer, product, whole)
+
+    def _input_fields(
+        self, scores: Scores, keys: _Caches, values: _Caches, proof: MaskProof | str | None
+    ) -> tuple[dict, tuple[Dim, Dim]]:
+        """Queries, keys, values and caches as the node takes them; and (B, S) of the queries."""
+        reader = self._reader
+        sources = read_sources(reader, scores.query, keys.new)
+        value = split_heads(reader, values.new)
+        rows = [self._rows(found) for found in (sources.query, sources.key, value)]
+        if not all(reader.shapes.dims.same(rows[0][1], length) for _, length in rows):
+            return self._anew_fields(scores, keys, values, proof)
+        fields = {
+            "query": sources.query,
+            "key": sources.key,
+            "value": value,
+            "past_key": keys.past,
+            "past_value": values.past,
+            "present_key": None if keys.past is None else keys.whole,
+            "present_value": None if keys.past is None else values.whole,
+            "q_norm_weight": sources.query_norm,
+            "k_norm_weight": sources.key_norm,
+            "qk_norm_epsilon": sources.epsilon,
+        }
+        return fields | self._rotary_fields(sources), rows[0]
+
+    def _anew_fields(
+        self, scores: Scores, keys: _Caches, values: _Caches, proof: MaskProof | str | None
+    ) -> tuple[dict, tuple[Dim, Dim]]:
+        """Of keys and values that the graph makes anew of all tokens (see `attention_anew`). That they are of all tokens the
+        attention mask says, which has as many columns as the scores."""
+        if keys.past is not None or not isinstance(proof, MaskProof) or proof.attention_mask is None:
+            refuse(scores.product, "has keys or values that are not the past followed by as many new ones as there are queries")
+        query = split_heads(self._reader, scores.query)
+        axis = 1 if self._reader.shapes.rank(query) == 3 else 2
+        key, first = last_rows(keys.whole, query, axis, self.nodes)
+        value, second = last_rows(values.whole, query, axis, self.nodes)
+        fields = {"query": query, "key": key, "value": value, "past_key": keys.whole, "past_value": values.whole}
+        return fields | {"anew_nodes": (*first, *second)}, self._rows(query)
 
     def _caches(self, scores: Scores, values: ir.Value) -> tuple[_Caches, _Caches, tuple[int, int]]:
         """Keys, values, and (heads, head size) of the queries."""
@@ -132,7 +167,9 @@ class Matcher:
         if None in (heads, key_sizes, value_sizes):
             refuse(scores.product, "has heads of which the number or the size is unknown")
         # ONNX's Attention shares a head of keys among neighbours itself.
-        unshared = heads[0] % (key_sizes[0] * copies) if scores.product.op_type == "Attention" else heads[0] - key_sizes[0] * copies
+        unshared = (
+            heads[0] % (key_sizes[0] * copies) if scores.product.op_type == "Attention" else heads[0] - key_sizes[0] * copies
+        )
         if copies != value_copies or unshared or value_sizes[0] != key_sizes[0]:
             counts = f"{heads[0]} heads of queries, {key_sizes[0]} of keys and {value_sizes[0]} of values"
             refuse(scores.product, f"has {counts}, which are not repeated in groups of neighbours")
@@ -144,16 +181,10 @@ class Matcher:
             refuse(scores.product, "has a cache of keys or of values alone")
         return keys, values, heads
 
-    def _rows(self, scores: Scores, inputs: tuple[ir.Value, ...], *, cached: bool) -> tuple[Dim, Dim]:
-        """(B, S) of the queries. Keys and values must be new for the same tokens."""
-        dims, rows = self._reader.shapes.dims, []
-        for value in inputs:
-            shape = self._reader.shapes.shape(tokens_of(self._reader, value))
-            rows.append((shape[0], shape[1] if len(shape) == 3 else shape[2]))
-        if not all(dims.same(rows[0][1], length) for _, length in rows):
-            which = "new keys or values" if cached else "keys or values, not the past followed by new ones,"
-            refuse(scores.product, f"has {which} that are not proved to be as many as the queries")
-        return rows[0]
+    def _rows(self, value: ir.Value) -> tuple[Dim, Dim]:
+        """(B, S) of a query, key or value."""
+        shape = self._reader.shapes.shape(tokens_of(self._reader, value))
+        return shape[0], shape[1] if len(shape) == 3 else shape[2]
 
     def _proof(self, mask: ir.Value | None) -> MaskProof | str | None:
         if mask is None:
@@ -165,9 +196,7 @@ class Matcher:
                 self._proofs[mask] = str(reason)
         return self._proofs[mask]
 
-    def _output(
-        self, product: ir.Node, proof: MaskProof | str | None, rows: tuple[Dim, Dim], width: int
-    ) -> ir.Value:
+    def _output(self, product: ir.Node, proof: MaskProof | str | None, rows: tuple[Dim, Dim], width: int) -> ir.Value:
         """What the node's output stands for: heads joined; queries that see no key may have been set to 0 before."""
         value = product.outputs[0]
         guarded = only_user(value, "Where")
@@ -192,10 +221,29 @@ class Matcher:
         if self._rank(scores.mask) != 4:
             refuse(scores.product, f"has a mask that is not understood ({proof}), without an axis for each of its scores'")
         note = f"the mask stays in the graph: {proof}"
-        if not scores.mask_is_boolean:
-            return {"attention_bias": scores.mask, "causal": False, "notes": (note,)}
-        made = self.bias_of(scores.mask)
+        mask, is_boolean = self._unsliced(scores.mask, scores.mask_is_boolean)
+        if not is_boolean:
+            return {"attention_bias": mask, "causal": False, "notes": (note,)}
+        made = self.bias_of(mask)
         return {"attention_bias": made[-1].outputs[0], "causal": False, "notes": (note,), "mask_nodes": made}
+
+    def _unsliced(self, mask: ir.Value, is_boolean: bool) -> tuple[ir.Value, bool]:
+        """`mask` without a Slice down to the number of keys, which it has anyway: exporters read that number from the keys,
+        which the node is to make. And whether it is of booleans (true: seen)."""
+        node = mask.producer()
+        if node is None or not is_standard(node):
+            return mask, is_boolean
+        if node.op_type == "Where" and not is_boolean and is_output_of(node.inputs[0], "Slice"):
+            seen, hidden = (self._reader.fill(value) for value in node.inputs[1:])
+            if seen == 0 and hidden is not None and hidden <= HIDES:
+                return self._unsliced(node.inputs[0], True)
+        if node.op_type != "Slice":
+            return mask, is_boolean
+        try:
+            sizes = self._tensors.sizes(node.inputs[0]), self._tensors.sizes(mask)
+        except NotUnderstood:
+            return mask, is_boolean
+        return self._unsliced(node.inputs[0], is_boolean) if sizes[0] == sizes[1] else (mask, is_boolean)
 
     def bias_of(self, mask: ir.Value) -> tuple[ir.Node, ...]:
         """Nodes of which the last gives 0 where the boolean `mask` is true, and -Inf elsewhere."""
@@ -244,7 +292,8 @@ class Matcher:
             Refusal: the types differ, or an input of the node depends on what the node computes.
         """
         reader = self._reader
-        types = {name: reader.dtype(getattr(layer, name)) for name in ("query", "key", "value")}
+        cached = ("query", "past_key", "past_value") if layer.past_key is not None else ("query", "key", "value")
+        types = {name: reader.dtype(getattr(layer, name)) for name in cached}
         if len(set(types.values())) != 1 or not _FLOATS >= set(types.values()):
             texts = ", ".join(f"{name} {found.name if found else 'unknown'}" for name, found in types.items())
             refuse(product, f"has inputs of types that differ or are unknown: {texts}")

@@ -74,10 +74,17 @@ def _first_obstacle(pasts: Iterable[ir.Value], presents: Iterable[ir.Value]) -> 
         for node in value.consumers():
             if not (is_attention_node(node) or node.op_type == "Shape"):
                 return f"{said(node)} reads the past cache {value.name!r}"
+            if node.op_type == "Shape" and any(found.is_graph_output() for found in _lengths(node)):
+                return f"{said(node)} gives the length of the past to the caller of the model"
     for value in presents:
         for node in value.consumers():
             return f"{said(node)} reads the present cache {value.name!r}"
     return None
+
+
+def _lengths(shape: ir.Node) -> list[ir.Value]:
+    """What `shape` says, and what is taken from that."""
+    return [shape.outputs[0], *(node.outputs[0] for node in shape.outputs[0].consumers() if _is_gather(node))]
 
 
 def _covers_length(shape: ir.Node) -> bool:
@@ -96,7 +103,9 @@ def _replace(graph: ir.Graph, shapes: list[ir.Node], mask: ir.Value, tokens: ir.
         index = new.integers(*axes)
         whole = new.node("Shape", f"{value.name}.shape", [value], like=index.outputs[0])
         name = f"{value.name}.sizes." + "_".join(map(str, axes))
-        return put(whole, index, new.node("Gather", name, [whole.outputs[0], index.outputs[0]], like=index.outputs[0], axis=0))
+        return put(
+            whole, index, new.node("Gather", name, [whole.outputs[0], index.outputs[0]], like=index.outputs[0], axis=0)
+        )
 
     total, count = sizes(mask, 1), sizes(tokens, 1)
     past = put(new.node("Sub", "ort_hina.past_length", [total, count], like=total))

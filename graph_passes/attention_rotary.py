@@ -162,7 +162,9 @@ def _by_halves(reader: Reader, first: ir.Value, second: ir.Value) -> Rotation | 
     return None
 
 
-def _same_products(reader: Reader, terms: list[ir.Value], parts: tuple[_Part, _Part], cosine: ir.Value, sine: ir.Value) -> bool:
+def _same_products(
+    reader: Reader, terms: list[ir.Value], parts: tuple[_Part, _Part], cosine: ir.Value, sine: ir.Value
+) -> bool:
     """Whether `terms` are ``x2 * cos`` and ``x1 * sin``; a half may be cut out more than once."""
     found = set()
     for term in terms:

@@ -106,7 +106,13 @@ def _without_sink(reader: Reader, value: ir.Value) -> tuple[ir.Value, ir.Value |
 
 
 def _sink(reader: Reader, value: ir.Value, scores: Scores) -> ir.Value:
-    while value.producer() is not None and value.producer().op_type in ("Expand", "Reshape", "Identity", "Unsqueeze", "Cast"):
+    while value.producer() is not None and value.producer().op_type in (
+        "Expand",
+        "Reshape",
+        "Identity",
+        "Unsqueeze",
+        "Cast",
+    ):
         if value.producer().op_type == "Cast" and reader.uncast(value) is value:
             break
         value = value.producer().inputs[0]

@@ -1,7 +1,7 @@
 """Sizes that the graph computes from shapes, and that are known: a constant instead of half a dozen nodes.
 
-Exporters write ``[Shape(x)[0], Shape(x)[1], -1, 32]`` as the target of a Reshape, which can say that itself: ``[0, 0, -1, 32]``;
-and halve the last size of a tensor where they cut it in two.
+Exporters write ``[Shape(x)[0], Shape(x)[1], -1, 32]`` as the target of a Reshape, which can say that itself, as
+``[0, 0, -1, 32]``; and halve the last size of a tensor where they cut it in two.
 """
 
 from __future__ import annotations

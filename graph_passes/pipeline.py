@@ -57,9 +57,7 @@ def find(graph: ir.Graph, onnxruntime: tuple[int, int] = WINDOWS_AS_OURS) -> Fou
     return Found(routed, dense, routers, attention, recogniser.shapes)
 
 
-def _attention(
-    graph: ir.Graph, shapes: Shapes, onnxruntime: tuple[int, int]
-) -> list[AttentionLayer | RefusedAttention]:
+def _attention(graph: ir.Graph, shapes: Shapes, onnxruntime: tuple[int, int]) -> list[AttentionLayer | RefusedAttention]:
     """As many nodes, then as one."""
     return [*attention_match.find(graph, shapes), *attention_nodes.find(graph, shapes, onnxruntime)]
 
@@ -80,11 +78,15 @@ def hints(model: ir.Model) -> list[str]:
     found = []
     choices = sum(node.op_type == "TopK" for node in graph)
     if choices:
-        found.append(f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here")
+        found.append(
+            f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here"
+        )
     inside = sum(node.op_type == "TopK" for node in graph.all_nodes()) - choices
     if inside:
         found.append(f"{inside} TopK nodes lie in branches or loops (If, Loop, Scan), which are not looked into")
     if model.functions:
         names = ", ".join(sorted({name for _, name, _ in model.functions})[:3])
-        found.append(f"the model calls functions of its own ({names}, ...), which are not looked into: onnx.inliner inlines them")
+        found.append(
+            f"the model calls functions of its own ({names}, ...), which are not looked into: onnx.inliner inlines them"
+        )
     return found

@@ -46,9 +46,7 @@ class Polynomial:
 
     def __mul__(self, other: Polynomial) -> Polynomial:
         return _collected(
-            (tuple(sorted(a + b)), factor * other_factor)
-            for a, factor in self.terms
-            for b, other_factor in other.terms
+            (tuple(sorted(a + b)), factor * other_factor) for a, factor in self.terms for b, other_factor in other.terms
         )
 
     def with_values(self, values: Mapping[str, Polynomial]) -> Polynomial:

@@ -85,8 +85,12 @@ def _from_operands(value: ir.Value, known, vector_length: Callable[[ir.Value], i
 def _from_arguments(node: ir.Node, ranks: list[int], vector_length: Callable[[ir.Value], int | None]) -> int | None:
     operator = node.op_type
     if operator in _REDUCTIONS:
+        if attribute(node, "keepdims", 1):
+            return ranks[0]
         axes = axes_of(node)
-        return ranks[0] if attribute(node, "keepdims", 1) else None if axes is None else ranks[0] - len(axes)
+        if axes is None:  # not given: over all axes; or not constant
+            return 0 if len(node.inputs) == 1 and not attribute(node, "noop_with_empty_axes", 0) else None
+        return ranks[0] - len(axes)
     if operator == "Gather":
         return ranks[0] - 1 + ranks[1]
     if operator in ("Unsqueeze", "Squeeze"):

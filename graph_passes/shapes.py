@@ -195,7 +195,9 @@ class Shapes:
             return None
         rank = max(map(len, shapes))
         padded = [(ONE,) * (rank - len(shape)) + shape for shape in shapes]
-        return tuple(self._met(sizes, (value or node.outputs[0], axis)) for axis, sizes in enumerate(zip(*padded, strict=True)))
+        return tuple(
+            self._met(sizes, (value or node.outputs[0], axis)) for axis, sizes in enumerate(zip(*padded, strict=True))
+        )
 
     def _met(self, sizes: Shape, key: tuple[ir.Value, int]) -> Dim:
         """The size of an axis in which `sizes` meet; unknown where one of them may be 1."""

@@ -33,6 +33,7 @@ from .formulas import (
     negation,
 )
 from .polynomials import ONE, ZERO, Polynomial, number, parse, product, unknown
+from .router_expressions import said
 
 Sizes = tuple[Polynomial, ...]
 Index = tuple[Polynomial, ...]
@@ -115,7 +116,8 @@ class Tensors:
         return tuple(self.simplified(size) for size in found)
 
     def _found_sizes(self, value: ir.Value) -> Sizes | str:
-        reason = f"the shape of {value.name!r} is unknown"
+        node = value.producer()
+        reason = f"the shape of {value.name!r} is unknown" if node is None else _unknown_operator(node)
         try:
             found = self._computed(value)
         except NotUnderstood as why:
@@ -200,7 +202,7 @@ class Tensors:
         if node is None:
             return self._input_element(value, index)
         if not is_standard(node) or value is not node.outputs[0] or node.op_type not in _ELEMENTS:
-            raise NotUnderstood(f"{node.op_type} {(node.name or value.name)!r} is not understood in a mask")
+            raise NotUnderstood(_unknown_operator(node))
         return _ELEMENTS[node.op_type](self, node, index)
 
     def _input_element(self, value: ir.Value, index: Index) -> Element:
@@ -237,8 +239,8 @@ class Tensors:
             self._least.setdefault(size.name, least)
 
     def define(self, name: str, value: Polynomial, instead_of: Polynomial) -> Polynomial:
-        """Makes `name` stand for the sum `value`, in which the unknown `instead_of` then no longer occurs: counting across axes
-        divides by sizes, and divides by unknowns only."""
+        """Makes `name` stand for the sum `value`, in which the unknown `instead_of` then no longer occurs: counting across
+        axes divides by sizes, and divides by unknowns only."""
         total = unknown(name)
         self._known[instead_of.name] = total - (value - instead_of)
         return total
@@ -271,7 +273,7 @@ class Tensors:
         return self.always_at_least_zero(opposite - one)  # one >= 0 makes the opposite of the other hold
 
     def moved(self, index: Index, sizes: Sizes, target: Sizes) -> Index:
-        """The place in a tensor of `target` sizes of what lies at `index` in one of `sizes`, in the same order of elements."""
+        """The place in a tensor of `target` sizes of what lies at `index` in one of `sizes`: elements keep their order."""
         plain = [(i, size) for i, size in zip(index, sizes, strict=True) if size != ONE]
         wanted = [size for size in target if size != ONE]
         if len(plain) == len(wanted) and all(self.same(a, b) for (_, a), b in zip(plain, wanted, strict=True)):
@@ -300,6 +302,10 @@ class Tensors:
 
     def _lies_in(self, place: Polynomial, size: Polynomial) -> bool:
         return self.always_at_least_zero(place) and self.always_at_least_zero(size - ONE - place)
+
+
+def _unknown_operator(node: ir.Node) -> str:
+    return f"{said(node)} is not understood in a mask"
 
 
 def _constant_element(array: np.ndarray, index: Index) -> Element:
@@ -398,7 +404,9 @@ def _equal(left: Element, right: Element) -> Formula:
     return left == right
 
 
-def _comparison(of_difference: Callable[[Polynomial], Formula], of_floats: Callable) -> Callable[[Element, Element], Formula]:
+def _comparison(
+    of_difference: Callable[[Polynomial], Formula], of_floats: Callable
+) -> Callable[[Element, Element], Formula]:
     def apply(left: Element, right: Element) -> Formula:
         left, right = _numbers(left, right)
         return of_difference(left - right) if isinstance(left, Polynomial) else of_floats(left, right)
@@ -530,16 +538,12 @@ def _bound(bound: Polynomial, size: Polynomial) -> Polynomial:
 
 def _slice(tensors: Tensors, node: ir.Node, index: Index) -> Element:
     cuts = _slice_starts(tensors, node)
-    return tensors.element(
-        node.inputs[0], tuple(i + cuts[axis][0] if axis in cuts else i for axis, i in enumerate(index))
-    )
+    return tensors.element(node.inputs[0], tuple(i + cuts[axis][0] if axis in cuts else i for axis, i in enumerate(index)))
 
 
 def _sizes_of_slice(tensors: Tensors, node: ir.Node) -> Sizes:
     cuts = _slice_starts(tensors, node)
-    return tuple(
-        cuts[axis][1] if axis in cuts else size for axis, size in enumerate(tensors.sizes(node.inputs[0]))
-    )
+    return tuple(cuts[axis][1] if axis in cuts else size for axis, size in enumerate(tensors.sizes(node.inputs[0])))
 
 
 def _concat(tensors: Tensors, node: ir.Node, index: Index) -> Element:

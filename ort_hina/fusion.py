@@ -17,8 +17,8 @@ from .graph_passes import pipeline
 from .graph_passes.attention_layer import AttentionLayer, RefusedAttention
 from .graph_passes.attention_past import count_past_by_mask
 from .graph_passes.cleanup import remove_unused
-from .graph_passes.moe_layer import MoELayer
 from .graph_passes.known_sizes import make_constant
+from .graph_passes.moe_layer import MoELayer
 from .graph_passes.residual_shapes import follow_residuals
 from .graph_passes.shapes import Shapes
 from .library import onnxruntime_version
@@ -135,7 +135,9 @@ def _fuse(
     return report
 
 
-def _fuse_attention(rewriter: Rewriter, layers: list[AttentionLayer | RefusedAttention], verify: str | int) -> list[AttentionReport]:
+def _fuse_attention(
+    rewriter: Rewriter, layers: list[AttentionLayer | RefusedAttention], verify: str | int
+) -> list[AttentionReport]:
     sampled = _sampled([place for place, layer in enumerate(layers) if isinstance(layer, AttentionLayer)], verify)
     return [rewriter.fuse_attention(layer, place in sampled) for place, layer in enumerate(layers)]
 

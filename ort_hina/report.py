@@ -131,10 +131,16 @@ class FusionReport:
             lines.append("  nothing was written")
         else:
             if self.norms or self.residual_sums:
-                lines.append(f"  norms: {self.norms} became one node each, {self.residual_sums} joined with the sum before them")
+                lines.append(
+                    f"  norms: {self.norms} became one node each, {self.residual_sums} joined with the sum before them"
+                )
             nodes = f"{self.nodes_before} nodes -> {self.nodes_after}"
             if self.attention_fused:
-                reason = f" cannot be bound as past and present: {self.one_buffer}" if self.one_buffer else " may be bound as past and present"
+                reason = (
+                    f" cannot be bound as past and present: {self.one_buffer}"
+                    if self.one_buffer
+                    else " may be bound as past and present"
+                )
                 lines.append(f"  caches: one buffer{reason}")
             lines.append(f"  written: {self.output} ({nodes}; the weights stay in place)")
         return "\n".join(lines)
@@ -169,7 +175,11 @@ def _attention_line(layer: AttentionReport) -> str:
 def attention_sizes(layer: AttentionReport) -> str:
     """One line about attention that is understood."""
     value = "" if layer.value_head_size == layer.head_size else f" (values {layer.value_head_size})"
-    parts = [f"{layer.num_heads} heads for {layer.kv_num_heads} of {layer.head_size}{value}", f"{layer.dtype}", f"mask: {layer.mask}"]
+    parts = [
+        f"{layer.num_heads} heads for {layer.kv_num_heads} of {layer.head_size}{value}",
+        f"{layer.dtype}",
+        f"mask: {layer.mask}",
+    ]
     parts += [f"window {layer.window}"] * (layer.window is not None)
     parts += [f"rotary ({layer.rotary})"] * bool(layer.rotary) + ["q/k norm"] * layer.normalised + ["sinks"] * layer.sinks
     return ", ".join(parts)

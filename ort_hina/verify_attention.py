@@ -34,7 +34,7 @@ ROUNDED_SCALE = 4.0
 
 @dataclass(frozen=True)
 class _Call:
-    """Sizes of one call: `new` tokens of each of `batch` sequences on `past` ones, of which `padding` are none in the first."""
+    """Sizes of one call: `new` tokens of each of `batch` sequences on `past` ones; the first has `padding` on its left."""
 
     batch: int
     new: int
@@ -93,9 +93,7 @@ def _calls(layer: AttentionLayer) -> list[_Call]:
     if layer.past_key is None:
         return [CALLS[0]]
     # ONNX Runtime's operator with lengths appends several tokens to one sequence only.
-    return [
-        replace(call, batch=1) if layer.seqlens_k is not None and call.past and call.new > 1 else call for call in CALLS
-    ]
+    return [replace(call, batch=1) if layer.seqlens_k is not None and call.past and call.new > 1 else call for call in CALLS]
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,13 @@ def _answers_of_node(case: _Case, node: ir.Node, feeds: dict[str, np.ndarray]) -
             cast.replace_input_with(0, None)
 
 
-def _compare(
-    value: ir.Value, expected: np.ndarray, found: np.ndarray, rows, limit: float
-) -> tuple[str, float | None, str]:
+def _compare(value: ir.Value, expected: np.ndarray, found: np.ndarray, rows, limit: float) -> tuple[str, float | None, str]:
     if expected.shape != found.shape:
-        return "failed", None, f"{value.name!r} has shape {found.shape} of the fused node and {expected.shape} of the original"
+        return (
+            "failed",
+            None,
+            f"{value.name!r} has shape {found.shape} of the fused node and {expected.shape} of the original",
+        )
     expected, found = expected[rows].astype(np.float64), found[rows].astype(np.float64)
     scale = float(np.abs(expected).max())
     if not np.isfinite(scale) or scale == 0:
@@ -159,7 +159,7 @@ def _compare(
 
 
 def _visible(layer: AttentionLayer, feeds: dict[str, np.ndarray], call: _Call) -> np.ndarray:
-    """(B, S, T): which keys a query sees, by what the node is told. Of a bias this says nothing: it hides no row entirely."""
+    """(B, S, T): which keys a query sees, by what the node is told. A bias is left out: it hides no row entirely."""
     place, key = np.arange(call.past, call.total)[:, None], np.arange(call.total)[None]
     visible = key <= place if layer.causal else np.ones((call.new, call.total), bool)
     if layer.local_window_size != -1:
@@ -198,8 +198,10 @@ def _feeds(case: _Case, call: _Call, seed: int) -> dict[str, np.ndarray]:
             by_heads = case.shapes.rank(value) == 4
             shape = (call.batch, heads, call.new, size) if by_heads else (call.batch, call.new, heads * size)
             put(value, shape)
-    put(layer.past_key, (call.batch, layer.kv_num_heads, call.past, layer.head_size))
-    put(layer.past_value, (call.batch, layer.kv_num_heads, call.past, layer.value_head_size))
+    # Without a present cache the past is made anew by the graph, of all tokens.
+    old = call.past if layer.present_key is not None else call.total
+    put(layer.past_key, (call.batch, layer.kv_num_heads, old, layer.head_size))
+    put(layer.past_value, (call.batch, layer.kv_num_heads, old, layer.value_head_size))
     for value in (layer.cos_cache, layer.sin_cache):
         _put_angles(case, call, value, feeds, random)
     if layer.attention_mask is not None:
@@ -235,7 +237,11 @@ def _put_angles(case: _Case, call: _Call, value: ir.Value | None, feeds: dict[st
     width = case.shapes.dims.simplify(shape[-1]).constant
     if width is None:
         width = case.layer.head_size
-    twice = any(node.op_type == "Slice" for node in case.layer.before if node.inputs and _source_of(case.layer, node.outputs[0]) is source)
+    twice = any(
+        node.op_type == "Slice"
+        for node in case.layer.before
+        if node.inputs and _source_of(case.layer, node.outputs[0]) is source
+    )
     half = random.uniform(-1, 1, (call.batch, call.new, width // 2 if twice else width))
     angles = np.concatenate([half, half], axis=-1) if twice else half
     element = (source.dtype or case.layer.dtype).numpy()

@@ -51,6 +51,13 @@ def test_a_boolean_mask_that_is_not_proved_becomes_a_bias():
     assert layer.attention_bias is not None and [node.op_type for node in layer.before][-1] == "Where"
 
 
+@pytest.mark.parametrize("mask", ["gather", "gather_nd", "boolean"])
+def test_a_mask_that_is_cut_to_the_keys_does_not_wait_for_them(mask):
+    assert _fused(mask=mask, sliced=True).attention_mask is not None
+    layer = _fused(mask=mask, sliced=True, ahead=1)
+    assert layer.attention_bias is not None and layer.before[-1].op_type == "Where"
+
+
 def test_scores_that_a_mask_replaces_by_a_small_number():
     assert "replaces scores" in _refused(mask="boolean", hidden=-1.0)
 

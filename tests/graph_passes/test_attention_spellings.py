@@ -21,7 +21,11 @@ def test_what_is_absorbed():
     layer = _fused()
     assert (layer.query.name, layer.key.name, layer.value.name) == ("q", "k", "v")
     assert (layer.past_key.name, layer.past_value.name) == ("past_key", "past_value")
-    assert (layer.present_key.name, layer.present_value.name, layer.output.name) == ("present_key", "present_value", "output")
+    assert (layer.present_key.name, layer.present_value.name, layer.output.name) == (
+        "present_key",
+        "present_value",
+        "output",
+    )
     assert layer.attention_mask.name == "attention_mask" and layer.causal and layer.attention_bias is None
     assert (layer.num_heads, layer.kv_num_heads, layer.head_size, layer.value_head_size) == (4, 2, 8, 8)
     assert layer.scale == pytest.approx(0.25) and not layer.before

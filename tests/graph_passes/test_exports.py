@@ -128,7 +128,8 @@ FUSED = {
 COUNTS = {name: counts for counts, names in FUSED.items() for name in names}
 
 
-LATENT = "keys or values, not the past followed by new ones"  # keys made anew of a cache of latents, or repeated one behind the other
+# Keys are made anew of a cache of latents, or repeated one behind the other.
+LATENT = "keys or values, not the past followed by new ones"
 # By fixture of a whole model: why its attention stays. In all others every layer's is one node.
 UNFUSED_ATTENTION = {
     "deepseek_v2_groups-transformers_onnx": LATENT,

@@ -14,7 +14,13 @@ from ort_hina.models.onnx_cases import open_session, run_step
 
 LENGTH, STEPS = 40, 12
 # gpt-oss reads its positions, and its rotation, from the length of the past; so did the others' masks.
-NAMES = ["qwen3_moe-optimum", "gpt_oss-optimum", "deepseek_v3-optimum", "qwen3_moe-torch_dynamo", "mixtral-transformers_onnx"]
+NAMES = [
+    "qwen3_moe-optimum",
+    "gpt_oss-optimum",
+    "deepseek_v3-optimum",
+    "qwen3_moe-torch_dynamo",
+    "mixtral-transformers_onnx",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -31,7 +37,9 @@ def test_one_buffer_answers_as_growing_caches_do(name, tmp_path):
         found = _run_bound(session, step, buffers)
         real = step.real
         # A step is one token after the first: both compute the same sums in the same order.
-        np.testing.assert_allclose(found[real], expected[real], rtol=0, atol=5e-6 * np.abs(expected).max(), err_msg=str(number))
+        np.testing.assert_allclose(
+            found[real], expected[real], rtol=0, atol=5e-6 * np.abs(expected).max(), err_msg=str(number)
+        )
 
 
 def test_what_stands_in_the_way_is_said(tmp_path):

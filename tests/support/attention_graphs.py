@@ -1,7 +1,7 @@
 """Attention as exporters write it: one small graph for each spelling, and ways to get it wrong.
 
-Every graph takes ``q``, ``k``, ``v`` (B, S, heads · size), ``past_key`` and ``past_value`` and, unless the mask does without,
-``attention_mask``, ``position_ids``; it gives ``output`` (B, S, heads · size), ``present_key`` and ``present_value``.
+Every graph takes ``q``, ``k``, ``v`` (B, S, heads · size), ``past_key`` and ``past_value`` and, where it needs them,
+``attention_mask`` and ``position_ids``; it gives ``output`` (B, S, heads · size), ``present_key`` and ``present_value``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_hina.graph_passes import attention_match
 from ort_hina.graph_passes.attention_layer import AttentionLayer, RefusedAttention
-from ort_hina.graph_passes.attention_node import make_attention_node
+from ort_hina.graph_passes.attention_node import make_attention_node, put_attention_node
 from ort_hina.graph_passes.cleanup import remove_unused
 from ort_hina.graph_passes.shapes import Shapes
 from ort_hina.verify import Verdict
@@ -42,11 +42,15 @@ class Spelling:
     """``gather`` (from the flattened mask), ``gather_nd``, ``triangle`` (and a scatter), ``boolean`` (Where on the scores),
     ``causal`` (without an attention mask), ``given`` (an input), ``none``."""
     hidden: float = -np.inf
+    sliced: bool = False
+    """The mask is cut down to the number of keys, which is read from the keys."""
     cleaned: bool = True
     """Weights of rows without keys are set to 0."""
     window: int | None = None
     rotary: str = ""
     """``half``, ``halves`` (multiplied apart), ``interleaved``, ``partial``."""
+    switch: int = 0
+    """From how many positions on the angles are others (LongRoPE)."""
     norm: str = ""
     """``head``, ``tokens``, ``after`` (the rotation)."""
     sinks: bool = False
@@ -178,7 +182,7 @@ def _heads(g: _Graph, x: str, heads: int, name: str) -> str:
 
 def _normalised(g: _Graph, x: str, name: str, size: int) -> str:
     epsilon = 1e-3 if g.spelling.unequal_epsilons and name == "k_norm" else 1e-5
-    weight = g.weight(name, np.random.default_rng(len(name) + size).uniform(0.5, 1.5, size))
+    weight = g.weight(name, np.random.default_rng(ord(name[0]) + size).uniform(0.5, 1.5, size))
     wide = g.op("Cast", x, to=TensorProto.FLOAT)
     square = g.op("Pow", wide, g.const(2, np.float32))
     mean = g.op("ReduceMean", square, g.const([g.spelling.norm_axis]), keepdims=1)
@@ -191,6 +195,10 @@ def _angles(g: _Graph, positions: str, base: float) -> tuple[str, str]:
     s = g.spelling
     width = s.size // 2 if s.rotary == "partial" else s.size
     frequencies = g.weight(f"frequencies_{base:g}", 0.3 * base ** np.arange(1, width // 2 + 1) / width)
+    if s.switch:
+        longest = g.op("Add", g.op("ReduceMax", positions, keepdims=0), g.const(1))
+        others = g.weight("long_frequencies", 0.1 * np.arange(1, width // 2 + 1) / width)
+        frequencies = g.op("Where", g.op("Greater", longest, g.const(s.switch)), others, frequencies)
     angles = g.op("Mul", g.unsqueeze(g.op("Cast", positions, to=s.element), 2), frequencies)
     if s.rotary not in ("halves", "interleaved"):
         other = angles if s.equal_halves else g.op("Mul", angles, g.real(0.5))
@@ -279,10 +287,15 @@ def _weights(g: _Graph, q: str, scores: str) -> str:
         scores = g.op("Add", scores, g.input("bias", s.element, "batch", 1, "new", "past + new"))
     elif s.mask == "triangle":
         scores = g.op("Add", scores, _triangle(g))
-    elif s.mask == "boolean":
-        scores = g.op("Where", _visible(g), scores, g.real(s.hidden))
     elif s.mask != "none":
-        scores = g.op("Add", scores, g.op("Where", _visible(g), g.real(0.0), g.real(s.hidden)))
+        visible = _visible(g)
+        if s.sliced:
+            ends = g.unsqueeze(g.size("present_key", 2), 0)
+            visible = g.op("Slice", visible, g.const([0]), ends, g.const([3]), g.const([1]))
+        if s.mask == "boolean":
+            scores = g.op("Where", visible, scores, g.real(s.hidden))
+        else:
+            scores = g.op("Add", scores, g.op("Where", visible, g.real(0.0), g.real(s.hidden)))
     if s.sinks:
         sink = g.weight("sinks", np.linspace(-1, 1, s.heads).reshape(1, s.heads, 1, 1))
         column = g.op("Expand", sink, g.vector(g.size("q", 0), s.heads, g.size("q", 1), 1))
@@ -368,3 +381,28 @@ def fuse(proto: onnx.ModelProto, *, seed: int = 0) -> Fused:
         return Fused(layers[0] if layers else None)
     (layer,) = layers
     return Fused(layer, verify_attention(layer, make_attention_node(layer), found, Path(), shapes=shapes, seed=seed))
+
+
+def fused_model(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with its attention, which must be understood, as one node."""
+    found = ir.serde.deserialize_model(proto)
+    remove_unused(found.graph)
+    (layer,) = attention_match.find(found.graph, Shapes())
+    put_attention_node(found.graph, layer, make_attention_node(layer))
+    remove_unused(found.graph)
+    found.graph.sort()
+    return ir.serde.serialize_model(found)
+
+
+def feeds(proto: onnx.ModelProto, *, batch: int, new: int, past: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of a graph of `model`, nothing masked."""
+    random = np.random.default_rng(seed)
+    sizes = {"batch": batch, "new": new, "past": past, "past + new": past + new}
+    made = {}
+    for value in proto.graph.input:
+        shape = [sizes.get(dim.dim_param, dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+        element = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        made[value.name] = random.standard_normal(shape).astype(element) if element != np.int64 else np.ones(shape, element)
+    if "position_ids" in made:
+        made["position_ids"] = np.tile(np.arange(past, past + new), (batch, 1))
+    return made
