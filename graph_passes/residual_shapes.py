@@ -10,6 +10,7 @@ from .domain import DOMAIN
 from .shapes import Shape, Shapes
 
 _NORMS = frozenset({"SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization"})
+_SKIP_NORM = "SkipSimplifiedLayerNormalization"
 
 
 def follow_residuals(graph: ir.Graph, shapes: Shapes) -> None:
@@ -22,6 +23,8 @@ def follow_residuals(graph: ir.Graph, shapes: Shapes) -> None:
     for node in graph:
         if node.op_type == "Split" and is_standard(node):
             _agree_on_parts(node, shapes)
+        elif node.op_type == _SKIP_NORM and node.domain == "com.microsoft":
+            _agree_on_sum(node, shapes)
         elif node.outputs and (shape := _shape(node, shapes)) is not None:
             shapes.agree(node.outputs[0], shape)
 
@@ -93,6 +96,14 @@ def _agree_on_parts(node: ir.Node, shapes: Shapes) -> None:
     axis = attribute(node, "axis", 0) % len(whole)
     for value, size in zip(node.outputs, sizes, strict=True):
         shapes.agree(value, (*whole[:axis], Dim(int(size)), *whole[axis + 1 :]))
+
+
+def _agree_on_sum(node: ir.Node, shapes: Shapes) -> None:
+    """The norm, and the sum that it is of, are shaped as what is added."""
+    shape = shapes.shape(node.inputs[0])
+    for value in (node.outputs[0], *node.outputs[3:]):
+        if shape is not None:
+            shapes.agree(value, shape)
 
 
 def _attended(node: ir.Node, shapes: Shapes) -> Shape | None:

@@ -112,14 +112,8 @@ class _Recogniser:
         return None
 
     def _in_float(self, wide: ir.Value, normed: ir.Value) -> Found | None:
-        """All in float32, casts to float32 among it, as PyTorch's ``.to(dtype)`` leaves them in a float32 model."""
-        cast = wide.producer()
-        x = wide
-        if cast is not None and cast.op_type == "Cast" and is_standard(cast) and self._type(cast.inputs[0]) == FLOAT:
-            x = cast.inputs[0]
-        for value in (normed, *_casts(normed, FLOAT)):
-            for weight, product in self._times_weight(value, FLOAT):
-                return x, weight, product
+        for weight, product in self._times_weight(normed, FLOAT):
+            return wide, weight, product
         return None
 
     def _times_weight(self, value: ir.Value, kind: ir.DataType) -> list[tuple[ir.Value, ir.Value]]:

@@ -1,7 +1,7 @@
 """Removes the reshape of tokens before a router: the operators take tokens as (T, features) and as (B, S, features).
 
-Exporters join batch and sequence before the router's matrix. With the nodes that compute the shape these are about five of the
-fifteen nodes of a fused layer.
+Exporters join batch and sequence before the router's matrix. With the nodes that compute the shape these are about five of
+the fifteen nodes of a fused layer.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from .graph_passes.residual_shapes import follow_residuals
 from .graph_passes.shapes import Shapes
 from .library import onnxruntime_version
 from .model_file import check_output, read_model, write_model
-from .norms import tidy_norms
 from .report import AttentionReport, FusionReport, LayerReport
 from .rewriting import Rewriter
+from .tidying import tidy
 
 __all__ = ["AttentionReport", "FusionReport", "LayerReport", "fuse"]
 
@@ -127,7 +127,7 @@ def _fuse(
             report.one_buffer = count_past_by_mask(graph)
         graph.sort()
         _settle_shapes(graph)
-        tidied = tidy_norms(source, verify != "none")
+        tidied = tidy(source, verify != "none")
         report.norms, report.residual_sums = tidied.norms, tidied.sums
         report.warnings += tidied.warnings
         write_model(source, destination)

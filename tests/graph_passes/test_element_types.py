@@ -13,7 +13,7 @@ from ort_hina.model_file import read_model
 
 @pytest.fixture
 def chain(tmp_path):
-    """half x → Transpose → Where beside a constant; its comparison; a sum whose first operand is of a custom operator."""
+    """half x → Transpose → Where beside a constant; its comparison; a sum with the result of a custom operator first."""
     graph = Graph(HALF)
     turned = graph.add("Transpose", "x")
     smaller = graph.add("Less", turned, turned)

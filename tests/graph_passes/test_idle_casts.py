@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
 from support.norm_graphs import FLOAT, HALF, SHAPE, Graph, operators
+from support.sessions import session
 
 from ort_hina.graph_passes.idle_casts import remove_idle_casts
 from ort_hina.model_file import read_model, write_model
@@ -25,7 +25,7 @@ def test_casts_in_a_row(tmp_path):
     output = graph.add("Neg", graph.add("Cast", graph.add("Add", narrow, graph.add("Cast", narrow, to=HALF)), to=HALF))
     count, result = without_idle_casts(graph.write(tmp_path, {"x": SHAPE}, [output]))
     assert count == 4 and operators(result) == ["Cast", "Add", "Neg"]
-    onnx.checker.check_model(onnx.load(result), full_check=True)
+    assert session(result).get_outputs()[0].type == "tensor(float16)"
 
 
 @pytest.mark.parametrize("where", ["output", "unknown type", "another type"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -17,7 +19,9 @@ from ort_hina.graph_passes.shapes import Shapes
 HIDDEN, EXPERTS = 8, 4
 
 
-def fused_model(*, width: int = HIDDEN, users: str = "layer", product: str = "MatMul", again: bool = False) -> onnx.ModelProto:
+def fused_model(
+    *, width: int = HIDDEN, users: str = "layer", product: str = "MatMul", again: bool = False
+) -> onnx.ModelProto:
     """Tokens (B, S, H), joined before the router of a fused layer.
 
     Args:
@@ -42,7 +46,8 @@ def fused_model(*, width: int = HIDDEN, users: str = "layer", product: str = "Ma
         gate_offsets=[2 * size * e for e in range(EXPERTS)], gate_strides=[1, HIDDEN],
         down_offsets=[2 * size * e + size for e in range(EXPERTS)], down_strides=[1, 2],
     )  # fmt: skip
-    nodes.append(helper.make_node("MoE", ["x", "ids", "weights", "", "window"], ["y"], "layer", domain="ort_hina", **attributes))
+    inputs = ["x", "ids", "weights", "", "window"]
+    nodes.append(helper.make_node("MoE", inputs, ["y"], "layer", domain="ort_hina", **attributes))
     outputs = ["y", *{"layer": [], "output": ["ids"], "logits": ["logits"]}[users]]
     kinds = {"ids": onnx.TensorProto.INT64}
     graph = helper.make_graph(
@@ -83,6 +88,7 @@ def test_reshapes_that_stay(options):
 
 def test_an_export(tmp_path):
     report = ort_hina.fuse(fixtures.write("qwen3_moe-optimum", tmp_path), verify="none")
-    nodes = [node for node in onnx.load(report.output, load_external_data=False).graph.node if "layers.1/" in node.output[0]]
-    kinds = sorted(node.op_type for node in nodes if node.op_type != "Constant")
-    assert kinds == sorted(["MatMul"] * 5 + ["SkipSimplifiedLayerNormalization"] * 2 + ["GroupQueryAttention", "Router", "MoE"])
+    graph = onnx.load(report.output, load_external_data=False).graph
+    kinds = Counter(node.op_type for node in graph.node if "layers.1/" in node.output[0] and node.op_type != "Constant")
+    once = {"GroupQueryAttention": 1, "Router": 1, "MoE": 1}
+    assert kinds == {"MatMul": 5, "SkipSimplifiedLayerNormalization": 2} | once

@@ -159,7 +159,8 @@ def test_a_past_that_is_joined_before():
     (layer,) = graph.found()
     assert [value.name for value in (layer.key, layer.past_key, layer.present_key)] == ["K", "past_key", "keys"]
     assert [value.name for value in (layer.value, layer.past_value, layer.present_value)] == ["V", "past_value", "values"]
-    assert [node.op_type for node in graph.converted().graph.node] == ["Constant", "Constant", "Where", "GroupQueryAttention"]
+    kinds = [node.op_type for node in graph.converted().graph.node]
+    assert kinds == ["Constant", "Constant", "Where", "GroupQueryAttention"]
     expected, found = graph.answers()
     np.testing.assert_allclose(found["merged"], expected["merged"], rtol=0, atol=1e-5)
     for name in ("keys", "values"):

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_hina.model_file import read_model, write_model
-from ort_hina.norms import TidiedNorms, tidy_norms
+from ort_hina.tidying import Tidied, tidy
 
 WIDTH = 48
 EPSILON = 1e-5
@@ -91,10 +91,10 @@ def _divided(graph: Graph, wide: str, shifted: str, inverse: str) -> str:
     return graph.add("Mul", wide, factor)
 
 
-def tidied(model: Path) -> tuple[TidiedNorms, Path]:
-    """What `tidy_norms` did, and the path of the result."""
+def tidied(model: Path) -> tuple[Tidied, Path]:
+    """What `tidy` did, and the path of the result."""
     source = read_model(model)
-    done = tidy_norms(source)
+    done = tidy(source)
     write_model(source, model.with_name("tidied.onnx"))
     return done, model.with_name("tidied.onnx")
 

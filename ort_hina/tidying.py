@@ -1,4 +1,5 @@
-"""Norms and residual sums become ONNX Runtime's own fused operators, each spelling verified by running it."""
+"""What is left of the layers' small nodes, after everything else: norms and residual sums become ONNX Runtime's own fused
+operators, each spelling verified by running it; casts and reshapes that change nothing go."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ import onnx_ir as ir
 from .graph_passes import rms_norm, skip_norm
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.element_types import ElementTypes
+from .graph_passes.idle_casts import remove_idle_casts
 from .graph_passes.residual_shapes import follow_residuals
 from .graph_passes.rms_norm import RMSNorm
+from .graph_passes.router_rows import remove_router_reshapes
 from .graph_passes.shapes import Shapes
 from .graph_passes.skip_norm import SkipNorm
 from .model_file import ModelFile
@@ -34,7 +37,7 @@ _ROWS = 4
 
 
 @dataclass
-class TidiedNorms:
+class Tidied:
     norms: int = 0
     """Spelled-out norms that became one node."""
     sums: int = 0
@@ -42,17 +45,19 @@ class TidiedNorms:
     warnings: list[str] = field(default_factory=list)
 
 
-def tidy_norms(source: ModelFile, verify: bool = True) -> TidiedNorms:
-    """Fuses the norms and residual sums of the model of `source`, which no longer holds what it does not use.
+def tidy(source: ModelFile, verify: bool = True) -> Tidied:
+    """Tidies the model of `source`, sorted and without what nothing uses.
 
     Args:
         verify: run one of each spelling next to its replacement in ONNX Runtime; a spelling that fails stays.
     """
     graph = source.model.graph
-    done = TidiedNorms()
+    done = Tidied()
+    remove_idle_casts(graph)
     done.norms = _fuse(source, rms_norm.find(graph, *_known(graph)), rms_norm, _compare_norm, verify, done)
     remove_unused(graph)
     done.sums = _fuse(source, skip_norm.find(graph, *_known(graph)), skip_norm, _compare_sum, verify, done)
+    remove_router_reshapes(graph, _known(graph)[0])
     remove_unused(graph)
     return done
 
@@ -64,7 +69,7 @@ def _known(graph: ir.Graph) -> tuple[Shapes, ElementTypes]:
 
 
 def _fuse(
-    source: ModelFile, found: Sequence, fusion, compare: Callable[..., str], verify: bool, done: TidiedNorms
+    source: ModelFile, found: Sequence, fusion, compare: Callable[..., str], verify: bool, done: Tidied
 ) -> int:
     """Fuses what was found, apart from spellings that fail; returns how many."""
     failures: dict[tuple, str] = {}

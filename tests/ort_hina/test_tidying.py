@@ -1,4 +1,4 @@
-"""Tidying of norms: verification, and what `fuse` reports."""
+"""Tidying: verification, and what `fuse` reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support import fixtures
 from support.norm_graphs import FLOAT, HALF, SHAPE, Graph, add_norm
 
 import ort_hina
-from ort_hina import norms
+from ort_hina import tidying
 from ort_hina.graph_passes import rms_norm, skip_norm
 from ort_hina.model_file import read_model
 
@@ -35,7 +35,7 @@ def test_a_wrong_epsilon_is_noticed(fusion, kind, tmp_path, monkeypatch):
 
     monkeypatch.setattr(fusion, "make_node", wrong)
     source = read_model(residual_model(tmp_path, kind))
-    done = norms.tidy_norms(source)
+    done = tidying.tidy(source)
     assert (done.norms, done.sums) == ((0, 0) if fusion is rms_norm else (1, 0))
     assert len(done.warnings) == 1 and "verification failed: a difference of" in done.warnings[0]
 
@@ -43,17 +43,17 @@ def test_a_wrong_epsilon_is_noticed(fusion, kind, tmp_path, monkeypatch):
 def test_a_wrong_weight_is_noticed(tmp_path, monkeypatch):
     make = rms_norm.make_node
     monkeypatch.setattr(rms_norm, "make_node", lambda norm: make(dataclasses.replace(norm, weight=norm.x)))
-    done = norms.tidy_norms(read_model(residual_model(tmp_path, FLOAT)))
+    done = tidying.tidy(read_model(residual_model(tmp_path, FLOAT)))
     assert done.norms == 0 and "stay as they are" in done.warnings[0]
 
 
 def test_one_spelling_is_run_once(tmp_path, monkeypatch):
     runs = []
-    run = norms.run_alone
-    monkeypatch.setattr(norms, "run_alone", lambda model, feeds: runs.append(model) or run(model, feeds))
+    run = tidying.run_alone
+    monkeypatch.setattr(tidying, "run_alone", lambda model, feeds: runs.append(model) or run(model, feeds))
     graph = Graph(FLOAT)
     outputs = [add_norm(graph, "x") for _ in range(3)] + [add_norm(graph, "x", inverse="power")]
-    done = norms.tidy_norms(read_model(graph.write(tmp_path, {"x": SHAPE}, outputs)))
+    done = tidying.tidy(read_model(graph.write(tmp_path, {"x": SHAPE}, outputs)))
     assert done.norms == 4 and len(runs) == 4  # two spellings, each before and after
 
 
