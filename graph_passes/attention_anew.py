@@ -1,4 +1,4 @@
-"""Keys and values that the graph makes anew at every step, of all tokens (multi-head latent attention, from its cache of latents).
+"""Keys and values that the graph makes anew at every step, of all tokens, as latent attention does from a cache of latents.
 
 The operator takes what is new apart from what is old. It is given all of them as a past of the full length, and the last of
 them as new once more: they land where they lie.
@@ -12,7 +12,7 @@ from .attention_angles import NewNodes
 
 
 def last_rows(whole: ir.Value, query: ir.Value, query_axis: int, nodes: NewNodes) -> tuple[ir.Value, list[ir.Node]]:
-    """The last rows of `whole` (B, heads, T, size), as many as `query` has along `query_axis`; and the nodes that take them."""
+    """The last rows of `whole` (B, heads, T, size), as many as `query` has on `query_axis`; and the nodes that take them."""
     place, axis, end = nodes.integers(query_axis), nodes.integers(2), nodes.integers(2**63 - 1)
     shape = nodes.node("Shape", f"{query.name}.shape", [query], like=place.outputs[0])
     inputs = [shape.outputs[0], place.outputs[0]]

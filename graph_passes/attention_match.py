@@ -12,11 +12,12 @@ it is not; a rotation or a norm that is not understood stays in the graph, befor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx_ir as ir
 
-from .attention_angles import NewNodes, angle_table
 from .attention_anew import last_rows
+from .attention_angles import NewNodes, angle_table
 from .attention_cone import attention_nodes
 from .attention_heads import (
     LAST_OF_FOUR,
@@ -62,6 +63,14 @@ class _Caches:
     size: int
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Fields of an `AttentionLayer`, and the new nodes that compute what they name."""
+
+    fields: dict[str, Any]
+    before: tuple[ir.Node, ...] = ()
+
+
 class Matcher:
     """Reads the attention of one graph; layers share new nodes and proofs of masks."""
 
@@ -100,11 +109,10 @@ class Matcher:
         """
         keys, values, heads = self._caches(scores, whole)
         proof = self._proof(scores.mask)
-        fields, rows = self._input_fields(scores, keys, values, proof)
+        inputs, rows = self._inputs(scores, keys, values, proof)
         output, axes = self._output(product, proof, rows, heads[0] * values.size)
-        fields |= self._mask_fields(scores, proof) | self._sink_fields(scores)
-        kinds = [name for name in fields if name.endswith("_nodes")]
-        before = [node for name in kinds for node in fields.pop(name)]
+        parts = (inputs, self._mask(scores, proof), self._sink(scores))
+        before = dict.fromkeys(node for part in parts for node in part.before)
         layer = AttentionLayer(
             where=where,
             output=output,
@@ -116,21 +124,21 @@ class Matcher:
             nodes=(),
             scale=scores.scale,
             softcap=scores.softcap,
-            before=tuple(dict.fromkeys(before)),
-            **fields,
+            before=tuple(before),
+            **{name: value for part in parts for name, value in part.fields.items()},
         )
         return self._completed(layer, product, whole)
 
-    def _input_fields(
+    def _inputs(
         self, scores: Scores, keys: _Caches, values: _Caches, proof: MaskProof | str | None
-    ) -> tuple[dict, tuple[Dim, Dim]]:
+    ) -> tuple[_Part, tuple[Dim, Dim]]:
         """Queries, keys, values and caches as the node takes them; and (B, S) of the queries."""
         reader = self._reader
         sources = read_sources(reader, scores.query, keys.new)
         value = split_heads(reader, values.new)
         rows = [self._rows(found) for found in (sources.query, sources.key, value)]
         if not all(reader.shapes.dims.same(rows[0][1], length) for _, length in rows):
-            return self._anew_fields(scores, keys, values, proof)
+            return self._made_anew(scores, keys, values, proof)
         fields = {
             "query": sources.query,
             "key": sources.key,
@@ -143,11 +151,12 @@ class Matcher:
             "k_norm_weight": sources.key_norm,
             "qk_norm_epsilon": sources.epsilon,
         }
-        return fields | self._rotary_fields(sources), rows[0]
+        rotary = self._rotary(sources)
+        return _Part(fields | rotary.fields, rotary.before), rows[0]
 
-    def _anew_fields(
+    def _made_anew(
         self, scores: Scores, keys: _Caches, values: _Caches, proof: MaskProof | str | None
-    ) -> tuple[dict, tuple[Dim, Dim]]:
+    ) -> tuple[_Part, tuple[Dim, Dim]]:
         """Of keys and values that the graph makes anew of all tokens (see `attention_anew`). That they are of all tokens the
         attention mask says, which has as many columns as the scores."""
         if keys.past is not None or not isinstance(proof, MaskProof) or proof.attention_mask is None:
@@ -159,7 +168,7 @@ class Matcher:
         key, first = last_rows(keys.whole, query, axis, self.nodes)
         value, second = last_rows(values.whole, query, axis, self.nodes)
         fields = {"query": query, "key": key, "value": value, "past_key": keys.whole, "past_value": values.whole}
-        return fields | {"anew_nodes": (*first, *second)}, self._rows(query)
+        return _Part(fields, (*first, *second)), self._rows(query)
 
     def _caches(self, scores: Scores, values: ir.Value) -> tuple[_Caches, _Caches, tuple[int, int]]:
         """Keys, values, and (heads, head size) of the queries."""
@@ -214,20 +223,20 @@ class Matcher:
         joined = joined_heads(self._reader, without_idle_reshape(self._reader, value), rows, width)
         return (value, "heads first") if joined is None else (joined, "joined")
 
-    def _mask_fields(self, scores: Scores, proof: MaskProof | str | None) -> dict:
+    def _mask(self, scores: Scores, proof: MaskProof | str | None) -> _Part:
         if proof is None:
-            return {"causal": False}
+            return _Part({"causal": False})
         if isinstance(proof, MaskProof):
             window = -1 if proof.window is None else proof.window
-            return {"attention_mask": proof.attention_mask, "local_window_size": window, "dropped_mask": scores.mask}
+            fields = {"attention_mask": proof.attention_mask, "local_window_size": window, "dropped_mask": scores.mask}
+            return _Part(fields)
         if self._rank(scores.mask) != 4:
             refuse(scores.product, f"has a mask that is not understood ({proof}), without an axis for each of its scores'")
         note = f"the mask stays in the graph: {proof}"
         mask, is_boolean = self._unsliced(scores.mask, scores.mask_is_boolean)
-        if not is_boolean:
-            return {"attention_bias": mask, "causal": False, "notes": (note,)}
-        made = self.bias_of(mask)
-        return {"attention_bias": made[-1].outputs[0], "causal": False, "notes": (note,), "mask_nodes": made}
+        made = self.bias_of(mask) if is_boolean else ()
+        bias = made[-1].outputs[0] if made else mask
+        return _Part({"attention_bias": bias, "causal": False, "notes": (note,)}, made)
 
     def _unsliced(self, mask: ir.Value, is_boolean: bool) -> tuple[ir.Value, bool]:
         """`mask` without a Slice down to the number of keys, which it has anyway: exporters read that number from the keys,
@@ -263,29 +272,25 @@ class Matcher:
         except NotUnderstood:
             return None
 
-    def _rotary_fields(self, sources: Sources) -> dict:
+    def _rotary(self, sources: Sources) -> _Part:
         rotation = sources.rotation
         if rotation is None:
-            return {}
+            return _Part({})
         (cosine, first), (sine, second) = (
             angle_table(angles, self._reader.shapes.rank(angles.value), self.nodes)
             for angles in (rotation.cosine, rotation.sine)
         )
-        return {
-            "cos_cache": cosine,
-            "sin_cache": sine,
-            "rotary_interleaved": rotation.interleaved,
-            "rotary_nodes": (*first, *second),
-        }
+        fields = {"cos_cache": cosine, "sin_cache": sine, "rotary_interleaved": rotation.interleaved}
+        return _Part(fields, (*first, *second))
 
-    def _sink_fields(self, scores: Scores) -> dict:
+    def _sink(self, scores: Scores) -> _Part:
         if scores.sink is None:
-            return {}
+            return _Part({})
         if len(scores.sink.const_value.shape) == 1:
-            return {"head_sink": scores.sink}
+            return _Part({"head_sink": scores.sink})
         flat = self.nodes.integers(-1)
         made = self.nodes.node("Reshape", f"{scores.sink.name}.heads", [scores.sink, flat.outputs[0]], like=scores.sink)
-        return {"head_sink": made.outputs[0], "sink_nodes": (flat, made)}
+        return _Part({"head_sink": made.outputs[0]}, (flat, made))
 
     def _completed(self, layer: AttentionLayer, product: ir.Node, values: ir.Value) -> AttentionLayer:
         """With types, and the nodes that it stands for.

@@ -11,7 +11,8 @@ in one operator are equal (none is 1 by chance, and broadcast).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,7 +142,10 @@ class Tensors:
             tensor = initializer_tensor(value)
             return None if tensor is None else tuple(number(int(size)) for size in tensor.shape)
         rule = _SIZES.get(node.op_type) if is_standard(node) and value is node.outputs[0] else None
-        return None if rule is None else rule(self, node)
+        if rule is None:
+            return None
+        with _shapes_that_fit(node):
+            return rule(self, node)
 
     def broadcast(self, *shapes: Sizes) -> Sizes:
         rank = max(map(len, shapes))
@@ -203,7 +207,8 @@ class Tensors:
             return self._input_element(value, index)
         if not is_standard(node) or value is not node.outputs[0] or node.op_type not in _ELEMENTS:
             raise NotUnderstood(_unknown_operator(node))
-        return _ELEMENTS[node.op_type](self, node, index)
+        with _shapes_that_fit(node):
+            return _ELEMENTS[node.op_type](self, node, index)
 
     def _input_element(self, value: ir.Value, index: Index) -> Element:
         types = (ir.DataType.BOOL, *_INTEGERS)
@@ -302,6 +307,15 @@ class Tensors:
 
     def _lies_in(self, place: Polynomial, size: Polynomial) -> bool:
         return self.always_at_least_zero(place) and self.always_at_least_zero(size - ONE - place)
+
+
+@contextmanager
+def _shapes_that_fit(node: ir.Node) -> Iterator[None]:
+    """A graph in which an axis or a place does not exist is no graph that runs: rules need not look for that themselves."""
+    try:
+        yield
+    except (IndexError, ValueError) as error:
+        raise NotUnderstood(f"shapes do not fit at {said(node)}") from error
 
 
 def _unknown_operator(node: ir.Node) -> str:
