@@ -11,7 +11,6 @@
 namespace ort_hina::operators {
 namespace {
 
-using kernels::kAttentionKeys;
 using kernels::padded_head;
 
 constexpr float kInf = HUGE_VALF;
@@ -34,7 +33,7 @@ struct AttentionCall::Scratch {
       : query_heads(call.in_, call.in_.query, call.rule_.heads, call.query_norm_.get(), call.ops_),
         key_heads(call.in_, call.in_.key, call.rule_.kv_heads, call.key_norm_.get(), call.ops_),
         queries(rows * padded_head(call.in_.keys.size)),
-        scores(rows * kAttentionKeys),
+        attend(kernels::attend_scratch(rows, call.in_.keys.size)),
         state(state_floats(rows, call.in_.values.size)),
         head(call.in_.keys.size),
         visible(rows),
@@ -43,7 +42,7 @@ struct AttentionCall::Scratch {
         terms(plan::kAttentionParts) {}
 
   TokenHeads query_heads, key_heads;
-  std::vector<float> queries, scores, state, head;
+  std::vector<float> queries, attend, state, head;
   std::vector<kernels::KeyRange> visible;
   std::vector<const void*> bias;
   std::vector<kernels::AttentionState> parts;
@@ -186,7 +185,7 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const kernels::Att
   args.bias_type = in_.bias_type;
   args.scale = rule_.scale != 0.0f ? rule_.scale : 1.0f / std::sqrt(static_cast<float>(in_.keys.size));
   args.softcap = rule_.softcap;
-  args.scores = scratch.scores.data();
+  args.scratch = scratch.attend.data();
   args.state = state;
   // Keys that the mask hides are not read at all: what lies there may be anything.
   for_each_run_in(runs_[unit.batch], unit.keys, [&](const kernels::KeyRange& keys) {
