@@ -21,9 +21,9 @@ ROUNDING = {"float": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 def _exact(work: AttentionWork, dtype: str) -> tuple[np.ndarray, float]:
     """Attention in float64, and how far from it an answer may be.
 
-    A score is a sum of D products, of a query that may be scaled and rounded first; a weight is its exponential, rounded once
-    in the cache's type where that is what is multiplied; the output is a sum over the keys, rounded to the type. All of it
-    is relative to the largest value, because the weights are at most 1 together.
+    A score is a sum of D products, of a query that may be scaled and rounded first; a weight is its exponential, rounded
+    once in the cache's type where that is what is multiplied; the output is a sum over the keys, rounded to the type. All of
+    it is relative to the largest value, because the weights are at most 1 together.
     """
     shape, group = work.shape, work.shape.heads // work.shape.kv_heads
     tokens = attention_caches.new_tokens(work, dtype)
