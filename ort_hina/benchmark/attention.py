@@ -146,7 +146,7 @@ class _Study:
         answers[operator, dtype, isa] = engine.answer()
         fewest = {} if operator == OWN else {"fewest": FEWEST_OF_A_PEER}
         measured = measure(engine.seconds, self._yardsticks[isa], arithmetic, **fewest)
-        cold = count * work.cache_bytes(dtype) >= memory.L3_TIMES * (memory.l3_bytes() or 0)
+        cold = memory.cold(work, dtype, count)
         case = attention_case(operator, work, dtype, isa, arithmetic, self._options.threads, count, cold, measured)
         self._say(case.row())
         return case

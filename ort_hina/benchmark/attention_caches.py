@@ -83,8 +83,14 @@ def cache_count(work: AttentionWork, dtype: str, rotation_bytes: int) -> int:
 
 
 def rotation_bytes() -> int:
-    """Bytes that calls have to read before they come back to the first."""
+    """Bytes that calls are to read before they come back to the first cache."""
     return max(ROTATION_BYTES, L3_TIMES * (l3_bytes() or 0))
+
+
+def cold(work: AttentionWork, dtype: str, count: int) -> bool:
+    """Do calls on `count` caches in turn read so much that none of it is still in the L3 when it is read again?"""
+    l3 = l3_bytes()
+    return count * work.cache_bytes(dtype) >= (ROTATION_BYTES if l3 is None else L3_TIMES * l3)
 
 
 def l3_bytes() -> int | None:

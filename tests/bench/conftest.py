@@ -21,7 +21,7 @@ def bench(monkeypatch):
     for shape in TINY_ATTENTION:
         monkeypatch.setitem(attention_work.ATTENTION_SHAPES, shape.name, shape)
     monkeypatch.setattr(attention_caches, "ROTATION_BYTES", 1 << 20)
-    monkeypatch.setattr(attention_caches, "L3_TIMES", 0)
+    monkeypatch.setattr(attention_caches, "l3_bytes", lambda: None)
     monkeypatch.setattr(yardsticks, "BUFFER_BYTES", 1 << 20)
     monkeypatch.setattr(yardsticks, "SPIN_SECONDS", 0)
     monkeypatch.setattr(yardsticks, "CASE_SECONDS", 0)

@@ -45,6 +45,14 @@ def test_a_window_needs_more_caches_to_be_cold():
     assert attention_caches.cache_count(prompt, "float", 1 << 20) == 1
 
 
+@pytest.mark.parametrize(("l3", "fewest"), [(None, attention_caches.ROTATION_BYTES // 512), (1 << 20, 8 << 11)])
+def test_cold_is_many_times_the_l3_or_much_where_that_is_unknown(l3, fewest, monkeypatch):
+    monkeypatch.setattr(attention_caches, "l3_bytes", lambda: l3)
+    work = AttentionWork(TINY, 1, 1, 1)  # 512 bytes of float
+    assert attention_caches.cold(work, "float", fewest) and not attention_caches.cold(work, "float", fewest - 1)
+    assert attention_caches.rotation_bytes() == attention_caches.ROTATION_BYTES
+
+
 def test_the_l3_of_two_chiplets_counts_twice(monkeypatch, tmp_path):
     for cpu, shared in ((0, "0-1"), (1, "0-1"), (2, "2"), (3, "3")):
         for index, level, size in ((0, "1", "32K"), (3, "3", "1024K")):
