@@ -61,8 +61,7 @@ class AttentionLayer:
     value_head_size: int
     nodes: tuple[ir.Node, ...]
     output_axes: str = "joined"
-    """``joined``: (B, S, num_heads · value_head_size), ``split``: (B, S, heads, size), or ``heads first``: (B, heads, S,
-    size)."""
+    """``joined``: (B, S, num_heads · value_head_size), or ``heads first``: (B, num_heads, S, value_head_size)."""
     past_key: ir.Value | None = None
     past_value: ir.Value | None = None
     present_key: ir.Value | None = None

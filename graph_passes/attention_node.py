@@ -67,9 +67,8 @@ def exit_nodes(layer: AttentionLayer, node: ir.Node) -> list[ir.Node]:
 
     if layer.output_dtype not in (None, layer.dtype):
         append("Cast", to=int(layer.output_dtype))
-    if layer.output_axes != "joined":
-        append("Reshape", [0, 0, layer.num_heads, layer.value_head_size])
     if layer.output_axes == "heads first":
+        append("Reshape", [0, 0, layer.num_heads, layer.value_head_size])
         append("Transpose", perm=[0, 2, 1, 3])
     if made:
         node.outputs[0].name = f"{layer.output.name}.attended"

@@ -5,9 +5,9 @@
 namespace ort_hina::kernels {
 
 // Keys whose scores are held at once: with as many values of 512 elements in f32 they stay in L2.
-constexpr size_t kAttentionKeys = 64;
-// Query rows are padded with zeros to a multiple of this, so that they are read in whole vectors at every level.
-constexpr size_t kAttentionPadding = 16;
+constexpr size_t kAttentionKeys = 128;
+// Query rows and sums of values are padded with zeros to a multiple of this, so that they are read in whole vectors at every level.
+constexpr size_t kAttentionPadding = 32;
 constexpr size_t padded_head(size_t size) { return (size + kAttentionPadding - 1) / kAttentionPadding * kAttentionPadding; }
 
 // Keys [begin, end).
@@ -23,6 +23,15 @@ struct AttentionState {
   size_t ld;      // padded_head(value_size)
 };
 
+// Rows are computed with in whole vectors of them.
+constexpr size_t padded_rows(size_t rows) { return (rows + 15) / 16 * 16; }
+
+// Elements of AttendArgs::scratch, in terms of these rows: queries in lanes, scores, weights and what each row sees; and
+// besides a few keys, widened, a bias, and what the parts lose to alignment.
+constexpr size_t attend_scratch(size_t rows, size_t key_size) {
+  return padded_rows(rows) * (padded_head(key_size) + 2 * kAttentionKeys + 9) + 16 * padded_head(key_size) + 512;
+}
+
 // Query rows against the keys of one cache; the state is carried on. A key that a row does not see is as if it were absent,
 // whatever lies there.
 struct AttendArgs {
@@ -33,12 +42,14 @@ struct AttendArgs {
   DataType type;       // of both
   size_t key_size, value_size;
   KeyRange range;           // the keys of this call
+  const void* next_keys;    // what the thread reads after them, fetched at the end; null: nothing
+  size_t next_count;        // of keys
   const KeyRange* visible;  // of each row
   const void* const* bias;  // of each row, from key 0 on; null: none
   DataType bias_type;
   float scale;    // of the products
   float softcap;  // 0: none
-  float* scores;  // scratch: rows × kAttentionKeys elements
+  float* scratch;  // attend_scratch() elements
   AttentionState state;
 };
 

@@ -17,4 +17,4 @@ const MatmulKernel kKernels[] = {
     ORT_HINA_ROWS(DataType::kBF16, "bf16"),
 };
 
-const VectorOps kOps = {kIsa, activate, nullptr, nullptr, combine, widen, sum_chunks, route, attend, multiply_adds, nullptr};
+const VectorOps kOps = {kIsa, activate, nullptr, nullptr, combine, widen, sum_chunks, route, attend_float, multiply_adds, nullptr};

@@ -22,6 +22,10 @@ constexpr Isa kIsa = Isa::kAvx2;
 #include "kernels/matmul_stream.inl"
 #include "kernels/vector_ops.inl"
 #include "kernels/route.inl"
+#include "kernels/attention_lanes.inl"
+#include "kernels/attention_few.inl"
+#include "kernels/attention_softmax.inl"
+#include "kernels/attention_values.inl"
 #include "kernels/attention.inl"
 
 // Cycles for an element (see Cost): {a pass over the weights, a token, tokens of a pass}, in units of one vector multiply-add.

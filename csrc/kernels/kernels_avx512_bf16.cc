@@ -17,12 +17,17 @@ constexpr Isa kIsa = Isa::kAvx512Bf16;
 #include "kernels/weight_load.inl"
 #include "kernels/vector_ops.inl"
 #include "kernels/route.inl"
-#include "kernels/attention.inl"
 #include "kernels/fetch_ahead.inl"
+#include "kernels/attention_lanes.inl"
+#include "kernels/attention_dots.inl"
+#include "kernels/attention_softmax.inl"
+#include "kernels/attention_values.inl"
+#include "kernels/attention.inl"
 #include "kernels/bf16_weights.inl"
 #include "kernels/bf16_nk.inl"
 #include "kernels/bf16_kn.inl"
 #include "kernels/bf16_ops.inl"
+#include "kernels/attention_bf16.inl"
 
 // Cycles for an element (see Cost), in units of one vector of 32 products.
 constexpr float kVector = 1.0f / 32;

@@ -32,6 +32,8 @@ struct Simd {
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   }
+  // x·2^n, n integral and -126 to 127
+  static F times_pow2(F x, F n) { return mul(x, pow2(n)); }
   static float sum(F x) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -109,3 +111,10 @@ struct Simd {
     }
   }
 };
+
+// Tiles of attention: 6 keys × 2 vectors of rows, 4 rows × 3 vectors of values, and what enters, in 16 registers.
+constexpr int kScoreKeys = 6;
+constexpr int kScoreVectors = 2;
+constexpr int kValueRows = 4;
+constexpr int kValueVectors = 3;
+constexpr size_t kLeastLanes = Simd::kWidth;

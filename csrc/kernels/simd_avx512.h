@@ -30,7 +30,25 @@ struct Simd {
     const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
   }
+  // x·2^n, n integral
+  static F times_pow2(F x, F n) { return _mm512_scalef_ps(x, n); }
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
+
+  // Lane i: the sum of the lanes of x(i), i < 16. A function, since of an array the compiler would make memory.
+  template <class X>
+  static F sums(const X& x) {
+    const F a = sums_of_quarters(x(0), x(1), x(2), x(3)), b = sums_of_quarters(x(4), x(5), x(6), x(7));
+    const F c = sums_of_quarters(x(8), x(9), x(10), x(11)), d = sums_of_quarters(x(12), x(13), x(14), x(15));
+    const F low = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    const F high = add(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+    return add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+  }
+  // In each quarter, the sums of that quarter of a, b, c and d.
+  static F sums_of_quarters(F a, F b, F c, F d) {
+    const __m512d ab = _mm512_castps_pd(add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    const __m512d cd = _mm512_castps_pd(add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    return add(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  }
 
   // The largest lane, of lanes that are not NaN.
   static float largest(F x) { return _mm512_reduce_max_ps(x); }
@@ -96,3 +114,11 @@ struct Simd {
     }
   }
 };
+
+// Tiles of attention: 12 keys × 2 vectors of rows, 8 rows × 2 vectors of values, and what enters, in 32 registers.
+constexpr int kScoreKeys = 12;
+constexpr int kScoreVectors = 2;
+constexpr int kValueRows = 8;
+constexpr int kValueVectors = 2;
+// Rows are in lanes of half a vector or of whole ones.
+constexpr size_t kLeastLanes = 8;

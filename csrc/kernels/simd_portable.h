@@ -47,6 +47,8 @@ struct Simd {
     const I biased = __builtin_convertvector(n, I) + 127;
     return reinterpret_cast<F>(biased << 23);
   }
+  // x·2^n, n integral and -126 to 127
+  static F times_pow2(F x, F n) { return mul(x, pow2(n)); }
   static float sum(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
   // The largest lane, of lanes that are not NaN.
@@ -155,3 +157,10 @@ struct Simd {
     r[3] = __builtin_shuffle(b, d, I{2, 3, 6, 7});
   }
 };
+
+// Tiles of attention: 6 keys × 2 vectors of rows, 4 rows × 3 vectors of values, and what enters, in 16 registers.
+constexpr int kScoreKeys = 6;
+constexpr int kScoreVectors = 2;
+constexpr int kValueRows = 4;
+constexpr int kValueVectors = 3;
+constexpr size_t kLeastLanes = Simd::kWidth;

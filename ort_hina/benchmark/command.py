@@ -11,7 +11,8 @@ from pathlib import Path
 
 from .. import _native
 from ..errors import OrtHinaError
-from . import cliff, odd_sizes, operators, overhead, router
+from . import attention, cliff, odd_sizes, operators, overhead, router
+from .arguments import complete
 from .plot import plot
 
 
@@ -37,12 +38,15 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict]:
 
 
 def _measure(options: argparse.Namespace, directory: Path, say: Callable[[str], None]) -> list[dict]:
+    complete(options)
     options.threads = options.threads or _native.usable_threads()
     isas = _isas(options.isa)
     if options.overhead:
         return [result for isa in isas for result in overhead.run(isa, directory, say)]
     if options.router:
         return [result for isa in isas for result in router.run(isa, options.threads, say)]
+    if options.attention is not None:
+        return attention.run(options, isas, directory, say)
     if options.cliff:
         return cliff.run(options, isas, directory, say)
     if options.odd:

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, isas: list[str], directory: Path, say: Say)
         for setting in settings:
             bench = _Bench(directory, setting, yardsticks[setting.isa], options, say)
             cases += bench.operator()
-            if options.peers and setting.dtype == "float" and setting.isa == isas[0]:
+            if "ort" in options.peers and setting.dtype == "float" and setting.isa == isas[0]:
                 cases += bench.peers()
     return cases
 

@@ -63,11 +63,11 @@ def _buffer() -> np.ndarray:
     return np.ones(BUFFER_BYTES, np.uint8)
 
 
-def measure(call: Callable[[int], float], yardsticks: Yardsticks, arithmetic: str) -> Measurement:
-    """Calls `call(step)`, which says its seconds, and measures the yardsticks in between, so that a share compares numbers
-    of the same minute."""
+def measure(call: Callable[[int], float], yardsticks: Yardsticks, arithmetic: str, fewest: int = FEWEST) -> Measurement:
+    """Calls `call(step)`, which says its seconds, at least `fewest` times, and measures the yardsticks in between, so that a
+    share compares numbers of the same minute."""
     warm = min(call(0), call(1))
-    repetitions = max(FEWEST, min(MOST, int(CASE_SECONDS / warm)))
+    repetitions = max(fewest, min(MOST, int(CASE_SECONDS / warm)))
     seconds, bandwidth, peak = [], [], []
     for repetition in range(repetitions):
         if repetition % max(1, repetitions // YARDSTICKS_IN_A_CASE) == 0:

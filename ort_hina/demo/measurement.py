@@ -22,6 +22,7 @@ class Measurement:
     Attributes:
         tokens: the generated ids, without the prompt.
         nodes: nodes of the graph; None for PyTorch.
+        layer_nodes: those of them that belong to decoder layers, by their names; None for PyTorch.
         load_seconds: from the files to a model (for ONNX: a session) that can run.
         resident_before_bytes: resident memory of the process before loading: Python and its libraries.
         peak_bytes: most resident memory of the process, libraries included; None where unknown, as for all three.
@@ -32,6 +33,7 @@ class Measurement:
 
     tokens: list[int]
     nodes: int | None
+    layer_nodes: int | None
     load_seconds: float
     resident_before_bytes: int | None
     peak_bytes: int | None

@@ -16,6 +16,7 @@ class DemoReport:
 
     Attributes:
         model: the model in words.
+        layers: its decoder layers.
         weights_bytes: size of its weights.
         prompt_tokens, new_tokens: lengths.
         kernels: the kernels that the fused model ran with.
@@ -24,6 +25,7 @@ class DemoReport:
     """
 
     model: str
+    layers: int
     weights_bytes: int
     prompt_tokens: int
     new_tokens: int
@@ -60,6 +62,7 @@ class DemoReport:
         return [
             ("", *_COLUMNS),
             ("nodes", *(f"{run.nodes:,}" if run.nodes is not None else "–" for run in runs)),
+            ("nodes in each layer", *(self._nodes_per_layer(run) for run in runs)),
             ("session creation, s", *(f"{run.load_seconds:.2f}" for run in runs)),
             ("peak memory, MB", *(_megabytes(run.peak_bytes) for run in runs)),
             ("  of it before loading, MB", *(_megabytes(run.resident_before_bytes) for run in runs)),
@@ -68,6 +71,9 @@ class DemoReport:
             ("decode, tokens/s", *(f"{run.decode_tokens_per_second:.1f}" for run in runs)),
             ("tokens identical", "reference", *(_yes_no(run.tokens == self.pytorch.tokens) for run in runs[1:])),
         ]
+
+    def _nodes_per_layer(self, run: Measurement) -> str:
+        return "–" if run.layer_nodes is None else f"{run.layer_nodes / self.layers:,.0f}"
 
     def _differences(self) -> list[str]:
         lines = [f"tokens identical: {_yes_no(self.tokens_identical)}"]

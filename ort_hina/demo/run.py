@@ -40,6 +40,7 @@ def run(
             f"{config['architectures'][0]}: {config['num_hidden_layers']} layers of {config['num_experts']} experts, "
             f"{config['num_experts_per_tok']} chosen"
         ),
+        layers=config["num_hidden_layers"],
         weights_bytes=sum(file.stat().st_size for file in files.pytorch.glob("*.safetensors")),
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,

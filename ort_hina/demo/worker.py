@@ -20,6 +20,7 @@ from . import memory
 from .measurement import Measurement, Task
 
 _PREFILL_RUNS = 3
+_LAYER = "/layers."  # in the names that the exporter gives to nodes of decoder layers
 
 
 def measure(task: Task) -> Measurement:
@@ -34,9 +35,11 @@ def measure(task: Task) -> Measurement:
     prefill = statistics.median(_generate(model, task.prompt, 1)[1] for _ in range(_PREFILL_RUNS))
     tokens, whole = _generate(model, task.prompt, task.new_tokens)
     private_after, peak = memory.private_now(), memory.resident_peak()
+    nodes = [] if task.kind == "pytorch" else _node_names(Path(task.model))
     return Measurement(
         tokens=tokens,
-        nodes=None if task.kind == "pytorch" else _node_count(Path(task.model)),
+        nodes=None if task.kind == "pytorch" else len(nodes),
+        layer_nodes=None if task.kind == "pytorch" else sum(_LAYER in name for name in nodes),
         load_seconds=load_seconds,
         resident_before_bytes=resident_before,
         peak_bytes=peak,
@@ -80,10 +83,10 @@ def _generate(model: Any, prompt: list[int], new_tokens: int) -> tuple[list[int]
     return output[0, len(prompt) :].tolist(), time.perf_counter() - start
 
 
-def _node_count(file: Path) -> int:
+def _node_names(file: Path) -> list[str]:
     import onnx
 
-    return len(onnx.load(file, load_external_data=False).graph.node)
+    return [node.name for node in onnx.load(file, load_external_data=False).graph.node]
 
 
 def main() -> None:

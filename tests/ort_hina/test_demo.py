@@ -18,6 +18,7 @@ from ort_hina.demo.run import run as run_demo
 _RUN = Measurement(
     tokens=[5, 6, 7],
     nodes=1200,
+    layer_nodes=1000,
     load_seconds=0.5,
     resident_before_bytes=10**8,
     peak_bytes=3 * 10**8,
@@ -30,15 +31,16 @@ _RUN = Measurement(
 def _report(**changes) -> DemoReport:
     facts = dict(
         model="a model",
+        layers=4,
         weights_bytes=10**7,
         prompt_tokens=4,
         new_tokens=3,
         kernels="avx2",
         threads=2,
         fusion="2 layers fused",
-        pytorch=replace(_RUN, nodes=None),
+        pytorch=replace(_RUN, nodes=None, layer_nodes=None),
         unfused=_RUN,
-        fused=replace(_RUN, nodes=40),
+        fused=replace(_RUN, nodes=40, layer_nodes=28),
     )
     return DemoReport(**{**facts, **changes})
 
@@ -54,6 +56,7 @@ def test_end_to_end(tiny_demo):
     assert report.tokens_identical
     assert len(report.pytorch.tokens) == 6
     assert report.fused.nodes < report.unfused.nodes / 2
+    assert 0 < report.fused.layer_nodes < report.fused.nodes and report.fused.layer_nodes < report.unfused.layer_nodes / 2
     assert {"model.onnx", "model.onnx_data", "model_hina.onnx", "pytorch"} <= {file.name for file in folder.iterdir()}
     for measured in (report.pytorch, report.unfused, report.fused):
         assert measured.peak_bytes > measured.resident_before_bytes > 0
@@ -69,8 +72,9 @@ def test_table():
     lines = _report().to_text().splitlines()
     assert lines[3].split() == ["PyTorch", "ONNX", "unfused", "ONNX", "fused"]
     assert lines[5].split() == ["nodes", "–", "1,200", "40"]
+    assert lines[6].split() == ["nodes", "in", "each", "layer", "–", "250", "7"]
     assert lines[-1] == "tokens identical: yes"
-    assert len({len(line) for line in lines[3:13]}) == 1
+    assert len({len(line) for line in lines[3:14]}) == 1
 
 
 @pytest.mark.parametrize(

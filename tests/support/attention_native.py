@@ -9,6 +9,7 @@ from ort_hina import _native
 from .attention_reference import AttentionCase, attend, present_caches
 from .elements import decode, encode
 from .guard import guarded
+from .levels import product_type
 
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -73,7 +74,7 @@ def run_native(
     )
 
 
-def assert_answers(case: AttentionCase, answer: Answer, *, in_place: bool = False) -> None:
+def assert_answers(case: AttentionCase, answer: Answer, *, isa: str = "", in_place: bool = False) -> None:
     """Output and caches are those of the reference. In place, rows that belong to no key are as they were."""
     output, keys, values = answer
     expected_keys, expected_values = present_caches(case)
@@ -82,7 +83,7 @@ def assert_answers(case: AttentionCase, answer: Answer, *, in_place: bool = Fals
         own = (b, slice(None), slice(length))
         np.testing.assert_array_equal(values[own], expected_values[own])
         assert_inside(keys[own], expected_keys.values[own], expected_keys.errors[own], "present_key")
-    expected = attend(case, keys, values)
+    expected = attend(case, keys, values, product_type(isa, case.kind))
     assert_inside(output, expected.values, expected.errors, "output")
 
 
@@ -102,5 +103,5 @@ def assert_inside(found: np.ndarray, expected: np.ndarray, errors: np.ndarray, w
 def assert_attends(case: AttentionCase, **how) -> Answer:
     """Runs the operator and compares it with the reference; arguments as for `run_native`."""
     answer = run_native(case, **how)
-    assert_answers(case, answer, in_place=how.get("in_place", False))
+    assert_answers(case, answer, isa=how.get("isa", ""), in_place=how.get("in_place", False))
     return answer

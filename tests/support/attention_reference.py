@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .elements import rounded, rounding
-from .float32 import SMALLEST_NORMAL, UNDERFLOW, UNIT, gamma
+from .float32 import SMALLEST_NORMAL, UNDERFLOW, UNIT, gamma, lost_below
 
 EXPONENTIAL = 4 * UNIT
 """Relative error of the exponential (docs/operators.md)."""
 TANH = 8 * UNIT
-_KEYS_OF_A_BLOCK = 64
+_KEYS_OF_A_BLOCK = 128
 _KEYS_OF_A_PART = 512
 
 
@@ -237,28 +237,40 @@ def visible(case: AttentionCase, batch: int) -> np.ndarray:
     return seen & (position < past + rows)
 
 
-def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray) -> Bounded:
+def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray, products: str = "float") -> Bounded:
     """The output, [B, S, H, Dv], given what the present caches hold (float64, of the type `kind`).
+
+    With `products` of bfloat16 queries and weights are rounded to it. Not those of keys with an odd number of elements; a
+    unit of one or two rows stays in float32, and inside this bound.
 
     The keys are the operator's own, since it reads them rounded to the type of the cache; `present_caches` bounds them.
     """
     batch, queries, heads = case.query.shape[:3]
     out = np.zeros((batch, queries, heads, values.shape[-1]))
     errors = np.zeros_like(out)
+    if keys.shape[-1] % 2:
+        products = "float"
     for b in range(batch):
         _, rows = case.past_and_rows(b)
         q = new_heads(case, b, case.query[b], case.q_norm)
         seen = visible(case, b)[:rows]
         for h in range(heads):
             kv = h // (heads // case.kv_heads)
-            row = Bounded(q.values[:, h], q.errors[:, h])
+            row = _rounded_queries(Bounded(q.values[:, h], q.errors[:, h]), products)
             # What no query of this sequence sees may be anything.
             some = seen.any(axis=0)
-            score = _scores(case, row, keys[b, kv][some], _bias(case, b, h, rows, some))
+            score = _scores(case, row, keys[b, kv][some], _bias(case, b, h, rows, some), products)
             out[b, :rows, h], errors[b, :rows, h] = _weighted(
-                case, score, seen[:, some], values[b, kv][some], _sink(case, h), _runs(case, b)
+                case, score, seen[:, some], values[b, kv][some], _sink(case, h), _runs(case, b), products
             )
     return Bounded(out, errors)
+
+
+def _rounded_queries(q: Bounded, products: str) -> Bounded:
+    if products == "float":
+        return q
+    exact = (q.errors == 0) & (rounded(q.values, products) == q.values)
+    return Bounded(q.values, q.errors + np.where(exact, 0.0, rounding(np.abs(q.values) + q.errors, products)))
 
 
 def _runs(case: AttentionCase, batch: int) -> int:
@@ -282,7 +294,7 @@ def _sink(case: AttentionCase, head: int) -> float:
     return 0.0 if case.smooth else -np.inf
 
 
-def _scores(case: AttentionCase, q: Bounded, keys: np.ndarray, bias: np.ndarray | None) -> Bounded:
+def _scores(case: AttentionCase, q: Bounded, keys: np.ndarray, bias: np.ndarray | None, products: str) -> Bounded:
     """Scaled products, soft-capped, with the bias: [rows, keys].
 
     A sum of D products, that of q's own errors, and one rounding each for scale, division, product and bias.
@@ -292,7 +304,7 @@ def _scores(case: AttentionCase, q: Bounded, keys: np.ndarray, bias: np.ndarray 
     with np.errstate(invalid="ignore", over="ignore"):
         s = scale * (q.values @ keys.T)
         magnitude = np.abs(q.values) + q.errors
-        error = gamma(size) * (magnitude @ np.abs(keys).T) + q.errors @ np.abs(keys).T + size * UNDERFLOW
+        error = gamma(size) * (magnitude @ np.abs(keys).T) + q.errors @ np.abs(keys).T + lost_below(size, products)
         error = np.abs(scale) * error * (1 + UNIT) + UNIT * np.abs(s) + UNDERFLOW
         if case.softcap:
             cap = np.float64(np.float32(case.softcap))
@@ -306,8 +318,9 @@ def _scores(case: AttentionCase, q: Bounded, keys: np.ndarray, bias: np.ndarray 
 
 
 def _weighted(
-    case: AttentionCase, score: Bounded, seen: np.ndarray, values: np.ndarray, sink: float, runs: int
-) -> tuple[np.ndarray, np.ndarray]:
+    case: AttentionCase, score: Bounded, seen: np.ndarray, values: np.ndarray, sink: float, runs: int,
+    products: str,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Σ w·v / (Σ w + sink) with w = e^(score - the largest), and its error: [rows, Dv] each.
 
     The computed maximum is subtracted from all scores alike, so its own error cancels. A weight carries, in its exponent,
@@ -315,6 +328,7 @@ def _weighted(
     to that), the exponential's error, and for each block of keys at most one more exponential and product, where the maximum
     moves, and two of these at the end, where parts are merged. Blocks begin anew with each run of keys. Sums are of as many
     terms as there are keys, blocks and parts.
+    Products of bfloat16 round each weight of the numerator once more.
     With numerator n ± N and denominator d ± D the quotient's error is at most (N + |n / d|·D) / (d - D).
     """
     keys = seen.shape[1]
@@ -340,7 +354,9 @@ def _weighted(
         total_error = weight_error.sum(axis=1, keepdims=True) + own * relative(0.0, np.full_like(most, sink))
         seen_values = np.where(np.isnan(values) & ~seen.any(axis=0)[:, None], 0.0, values)
         sums = _masked_product(w, seen, seen_values)
-        sum_error = _masked_product(weight_error, seen, np.abs(seen_values)) + keys * UNDERFLOW
+        if products != "float":
+            weight_error = weight_error + np.where(seen, rounding(w + weight_error, products), 0.0)
+        sum_error = _masked_product(weight_error, seen, np.abs(seen_values)) + lost_below(keys, products)
         nothing = total == 0
         out = np.where(nothing, 0.0, sums / np.where(nothing, 1.0, total))
         error = (sum_error + np.abs(out) * total_error) / np.where(nothing, 1.0, total - total_error)

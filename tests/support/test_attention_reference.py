@@ -44,7 +44,7 @@ MISTAKES = {
     "no window": {"window": -1},
     "not causal": {"causal": False, "window": -1},
     "another scale": {"scale": 0.126},
-    "soft cap": {"softcap": 20.0},
+    "soft cap": {"softcap": 4.0},
     "sink": {"sink": SINK},
     "smooth softmax": {"smooth": True},
     "interleaved": {"interleaved": True},
