@@ -53,13 +53,15 @@ class AttentionLayer:
     key: ir.Value | None
     value: ir.Value | None
     output: ir.Value
-    """(B, S, num_heads · value_head_size): what the node's first output replaces."""
+    """What the node's first output replaces, as `output_axes` says."""
     num_heads: int
     kv_num_heads: int
     head_size: int
     """Of query and key."""
     value_head_size: int
     nodes: tuple[ir.Node, ...]
+    output_axes: str = "joined"
+    """``joined``: (B, S, num_heads · value_head_size); ``split``: (B, S, heads, size); ``heads first``: (B, heads, S, size)."""
     past_key: ir.Value | None = None
     past_value: ir.Value | None = None
     present_key: ir.Value | None = None

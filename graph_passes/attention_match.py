@@ -101,13 +101,14 @@ class Matcher:
         keys, values, heads = self._caches(scores, whole)
         proof = self._proof(scores.mask)
         fields, rows = self._input_fields(scores, keys, values, proof)
-        output = self._output(product, proof, rows, heads[0] * values.size)
+        output, axes = self._output(product, proof, rows, heads[0] * values.size)
         fields |= self._mask_fields(scores, proof) | self._sink_fields(scores)
         kinds = [name for name in fields if name.endswith("_nodes")]
         before = [node for name in kinds for node in fields.pop(name)]
         layer = AttentionLayer(
             where=where,
             output=output,
+            output_axes=axes,
             num_heads=heads[0],
             kv_num_heads=keys.heads,
             head_size=heads[1],
@@ -150,7 +151,9 @@ class Matcher:
         """Of keys and values that the graph makes anew of all tokens (see `attention_anew`). That they are of all tokens the
         attention mask says, which has as many columns as the scores."""
         if keys.past is not None or not isinstance(proof, MaskProof) or proof.attention_mask is None:
-            refuse(scores.product, "has keys or values that are not the past followed by as many new ones as there are queries")
+            refuse(
+                scores.product, "has keys or values that are not the past followed by as many new ones as there are queries"
+            )
         query = split_heads(self._reader, scores.query)
         axis = 1 if self._reader.shapes.rank(query) == 3 else 2
         key, first = last_rows(keys.whole, query, axis, self.nodes)
@@ -196,8 +199,10 @@ class Matcher:
                 self._proofs[mask] = str(reason)
         return self._proofs[mask]
 
-    def _output(self, product: ir.Node, proof: MaskProof | str | None, rows: tuple[Dim, Dim], width: int) -> ir.Value:
-        """What the node's output stands for: heads joined; queries that see no key may have been set to 0 before."""
+    def _output(
+        self, product: ir.Node, proof: MaskProof | str | None, rows: tuple[Dim, Dim], width: int
+    ) -> tuple[ir.Value, str]:
+        """What the node's output stands for, and its axes; queries that see no key may have been set to 0 before."""
         value = product.outputs[0]
         guarded = only_user(value, "Where")
         if guarded is not None:
@@ -206,11 +211,8 @@ class Matcher:
             if otherwise is not value or self._reader.fill(nothing) != 0 or not sees_none:
                 refuse(guarded.producer(), "changes the output of attention in a way that is not understood")
             value = guarded
-        value = without_idle_reshape(self._reader, value)
-        joined = joined_heads(self._reader, value, rows, width)
-        if joined is None:
-            refuse(product, "has an output of which the heads are not joined as (B, S, heads * size)")
-        return joined
+        joined = joined_heads(self._reader, without_idle_reshape(self._reader, value), rows, width)
+        return (value, "heads first") if joined is None else (joined, "joined")
 
     def _mask_fields(self, scores: Scores, proof: MaskProof | str | None) -> dict:
         if proof is None:

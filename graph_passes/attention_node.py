@@ -36,15 +36,11 @@ def put_attention_node(graph: ir.Graph, layer: AttentionLayer, node: ir.Node) ->
     Returns:
         What now stands for each of `replaced_values`.
     """
-    nodes = [*(new for new in layer.before if new.graph is None), node]
+    behind = exit_nodes(layer, node)
+    nodes = [*(new for new in layer.before if new.graph is None), node, *behind]
     results = list(node.outputs)[: len(replaced_values(layer))]
-    if needs_cast(layer):
-        name = layer.output.name
-        node.outputs[0].name = f"{name}.uncast"
-        cast = make_cast(layer, node)
-        nodes.append(cast)
-        results[0] = cast.outputs[0]
-        results[0].name = name
+    if behind:
+        results[0] = behind[-1].outputs[0]
     graph.insert_before(layer.output.producer(), nodes)
     for old, new in zip(replaced_values(layer), results, strict=True):
         old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -54,17 +50,37 @@ def put_attention_node(graph: ir.Graph, layer: AttentionLayer, node: ir.Node) ->
     return tuple(results)
 
 
-def needs_cast(layer: AttentionLayer) -> bool:
-    """Whether the graph takes the output in another type than the node gives it."""
-    return layer.output_dtype not in (None, layer.dtype)
+def exit_nodes(layer: AttentionLayer, node: ir.Node) -> list[ir.Node]:
+    """What makes of the first output of `node` what the graph takes: another type, or heads that are not joined."""
+    made: list[ir.Node] = []
+    value = node.outputs[0]
+
+    def append(operator: str, *constants: list[int], **attributes) -> None:
+        nonlocal value
+        inputs = [value]
+        for numbers in constants:
+            made.append(_node("Constant", [], f"{node.name}/Constant", value=ir.tensor(numbers, dtype=ir.DataType.INT64)))
+            inputs.append(made[-1].outputs[0])
+        made.append(_node(operator, inputs, f"{node.name}/{operator}", **attributes))
+        value = made[-1].outputs[0]
+        value.type = ir.TensorType(layer.output_dtype or layer.dtype)
+
+    if layer.output_dtype not in (None, layer.dtype):
+        append("Cast", to=int(layer.output_dtype))
+    if layer.output_axes != "joined":
+        append("Reshape", [0, 0, layer.num_heads, layer.value_head_size])
+    if layer.output_axes == "heads first":
+        append("Transpose", perm=[0, 2, 1, 3])
+    if made:
+        node.outputs[0].name = f"{layer.output.name}.attended"
+        value.name = layer.output.name
+    return made
 
 
-def make_cast(layer: AttentionLayer, node: ir.Node) -> ir.Node:
-    """From the node's type to that in which the graph takes its output."""
-    attributes = ir.convenience.convert_attributes({"to": int(layer.output_dtype)})
-    cast = ir.Node("", "Cast", [node.outputs[0]], attributes, name=f"{node.name}/Cast")
-    cast.outputs[0].type = ir.TensorType(layer.output_dtype)
-    return cast
+def _node(operator: str, inputs: list[ir.Value], name: str, **attributes) -> ir.Node:
+    node = ir.Node("", operator, inputs, ir.convenience.convert_attributes(attributes), name=name)
+    node.outputs[0].name = name
+    return node
 
 
 def replaced_values(layer: AttentionLayer) -> tuple[ir.Value, ...]:

@@ -74,6 +74,14 @@ def test_a_graph_keeps_its_inputs_and_outputs(element):
     _compare(proto, fused, 1e-5 if element == TensorProto.FLOAT else 5e-3, batch=2, new=5, past=3)
 
 
+@pytest.mark.parametrize("joined", ["split", "flat"])
+def test_heads_that_are_joined_in_another_way(joined):
+    proto = model(Spelling(joined=joined))
+    fused = fused_model(proto)
+    assert "Softmax" not in [node.op_type for node in fused.graph.node]
+    _compare(proto, fused, batch=2, new=3, past=2)
+
+
 @pytest.mark.parametrize("past", range(9, 15))
 def test_angles_that_change_with_the_length_stay_those_of_the_graph(past):
     """Field report T09: LongRoPE takes other frequencies from some length on."""

@@ -58,6 +58,8 @@ class Spelling:
     repeat: str = "expand"
     keys: str = "transposed"
     """or ``flat``: through three dimensions."""
+    joined: str = "as rows"
+    """``as rows`` (B, S, heads · size), ``split`` (B, S, heads, size), ``flat`` (B · S, heads · size)."""
     # Ways to get it wrong.
     compare: str = "LessOrEqual"
     ahead: int = 0
@@ -145,15 +147,21 @@ def model(spelling: Spelling) -> onnx.ModelProto:
     values = _repeated(g, "present_value", s.value_size)
     weights = _weights(g, q, _scores(g, q, keys))
     joined = g.op("Transpose", g.op("MatMul", weights, values), perm=[0, 2, 1, 3])
-    shape = g.vector(g.size("q", 0), g.size("q", 1), -1)
-    g.nodes.append(helper.make_node("Reshape", [joined, shape], ["output"], name="attn/join"))
+    shapes = {
+        "as rows": lambda: g.vector(g.size("q", 0), g.size("q", 1), -1),
+        "split": lambda: g.vector(g.size("q", 0), g.size("q", 1), 2, -1),
+        "flat": lambda: g.vector(-1, s.heads * s.value_size),
+    }
+    g.nodes.append(helper.make_node("Reshape", [joined, shapes[s.joined]()], ["output"], name="attn/join"))
     return _model(g, weights)
 
 
 def _model(g: _Graph, weights: str) -> onnx.ModelProto:
     s, kind = g.spelling, g.spelling.element
     outputs = [
-        helper.make_tensor_value_info("output", kind, ["batch", "new", s.heads * s.value_size]),
+        helper.make_tensor_value_info(
+            "output", kind, ["batch", "new", s.heads * s.value_size] if s.joined == "as rows" else None
+        ),
         helper.make_tensor_value_info("present_key", kind, ["batch", s.kv_heads, "past + new", s.size]),
         helper.make_tensor_value_info("present_value", kind, ["batch", s.kv_heads, "past + new", s.value_size]),
     ]
