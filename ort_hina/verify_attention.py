@@ -261,7 +261,7 @@ def _put_bias(case: _Case, call: _Call, feeds: dict[str, np.ndarray], random) ->
     shape = _bias_shape(case, call, source)
     visible = np.tril(np.ones((call.new, call.total), bool), call.past) & (random.uniform(size=shape) < 0.7)
     visible[..., 0] = True
-    if source is layer.attention_bias:
+    if not any(node.op_type == "Where" and node.inputs[0] is source for node in layer.before):
         bias = np.where(visible, random.standard_normal(shape), -np.inf)
         feeds[source.name] = bias.astype((source.dtype or layer.dtype).numpy())
     else:

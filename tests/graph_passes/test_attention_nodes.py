@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx
 import onnx_ir as ir
 import onnxruntime
@@ -16,6 +18,7 @@ from ort_hina.graph_passes.attention_node import make_attention_node, put_attent
 from ort_hina.graph_passes.cleanup import remove_unused
 from ort_hina.graph_passes.shapes import Shapes
 from ort_hina.models.onnx_cases import open_session
+from ort_hina.verify_attention import verify_attention
 
 # By fixture: layers that are read, and why others are not.
 FOUND = {
@@ -62,3 +65,16 @@ def test_the_converted_model_says_the_same(name, tmp_path):
         greedy(session, 7, 24, sizes) for session in (open_session(original), open_session(converted, options))
     )
     assert len(set(expected)) > 3 and answers == expected
+
+
+@pytest.mark.parametrize("name", ["gpt_oss-genai", "lfm2_moe-genai", "qwen3_moe-torch_dynamo-op23"])
+def test_verification_runs_such_nodes(name, tmp_path):
+    """Beside the original, and notices a mistake."""
+    model = ir.from_proto(fixtures.load(name))
+    shapes = Shapes()
+    layer = next(found for found in attention_nodes.find(model.graph, shapes) if isinstance(found, AttentionLayer))
+    verdicts = [
+        verify_attention(tried, make_attention_node(tried), model, tmp_path, shapes=shapes)
+        for tried in (layer, dataclasses.replace(layer, scale=0.25 * layer.scale), dataclasses.replace(layer, softcap=0.5))
+    ]
+    assert [verdict.state for verdict in verdicts] == ["verified", "failed", "failed"], verdicts

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from support.attention_node_graphs import AttentionGraph, allowed, make_node
+
+from ort_hina.graph_passes import attention_nodes
+from ort_hina.graph_passes.attention_node import make_attention_node
+from ort_hina.graph_passes.shapes import Shapes
+from ort_hina.verify_attention import verify_attention
 
 NAMES = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 OUTPUTS = ["Y", "present_key", "present_value"]
@@ -245,3 +251,13 @@ def test_numbers_of_heads():
     assert "number of heads could not be worked out" in graph.reason()
     graph.shapes["Q"][1] = 3
     assert "3 heads of queries, expected a multiple of those of keys (2)" in graph.reason()
+
+
+@pytest.mark.parametrize("mask_kind", [np.bool_, np.float32])
+@pytest.mark.parametrize("mask", MASKS)
+def test_verification_runs_every_mask(mask, mask_kind, tmp_path):
+    graph = attention(mask=mask, mask_kind=mask_kind)
+    model, shapes = ir.from_proto(graph.model()), Shapes()
+    (layer,) = attention_nodes.find(model.graph, shapes)
+    verdict = verify_attention(layer, make_attention_node(layer), model, tmp_path, shapes=shapes)
+    assert verdict.state == "verified", verdict
