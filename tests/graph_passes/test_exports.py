@@ -11,8 +11,7 @@ from support import fixtures
 from support.prompts import greedy, prefill_and_step
 
 import ort_hina
-from ort_hina.models.cases import CASES, steps
-from ort_hina.models.onnx_cases import open_session, run_block, run_model
+from ort_hina.models.onnx_cases import open_session, real_tokens, run_block, run_model
 
 # Differences of the answers, relative to the largest of them. float: sums of the same products in another order, through
 # two layers. float16: the unfused file rounds after every operator.
@@ -198,7 +197,7 @@ def _compare(entry, *sessions):
     assert set(errors) == set(failed) and set(found) == set(expected) and found
     # In half precision a near tie may send a token to another expert, in either file. All that comes behind it in its
     # sequence, later steps included, then differs as well: that may happen to two of the ten sequences of all cases.
-    strayed = set()
+    strayed, real = set(), real_tokens()
     for key, answer in expected.items():
         difference = np.abs(found[key] - answer)
         rows = (difference.max(axis=-1) / np.abs(answer).max()).reshape(len(answer), -1)
@@ -206,15 +205,9 @@ def _compare(entry, *sessions):
         if entry["exporter"] == "genai" and "left-padded" in key:
             continue
         if entry["whole_model"]:
-            wrong &= _real_tokens(key)
+            wrong &= real[key]  # of padding, which sees no key, fused attention makes 0, and a file whatever its mask does
         strayed |= {(key.partition("/")[0], int(sequence)) for sequence in np.nonzero(wrong)[0]}
     assert len(strayed) <= (0 if entry["dtype"] == "fp32" else 2), strayed
-
-
-def _real_tokens(key):
-    """(B, S): not padding, which sees no key: there fused attention answers 0, and a file whatever its mask makes of it."""
-    name, _, step = key.rpartition("/")
-    return list(steps(next(case for case in CASES if case.name == name)))[int(step)].real
 
 
 @pytest.mark.parametrize(
