@@ -37,9 +37,9 @@ def angle_table(angles: Angles, rank: int, nodes: NewNodes) -> tuple[ir.Value, l
     """(B or 1, S, count): `angles`, of which the graph computes `rank` axes, without an axis for heads and without what
     repeats; and the nodes that make it, in order."""
     value, made = angles.value, []
-    if rank == 4:
-        axes = nodes.integers(1)
-        made += [axes, nodes.node("Squeeze", f"{value.name}.tokens", [value, axes.outputs[0]], like=value)]
+    if rank == 4:  # a Reshape, whose form is the same in every opset
+        sizes = nodes.integers(0, -1, angles.count * (2 if angles.twice else 1))
+        made += [sizes, nodes.node("Reshape", f"{value.name}.tokens", [value, sizes.outputs[0]], like=value)]
         value = made[-1].outputs[0]
     if angles.twice:
         bounds = [nodes.integers(number) for number in (0, angles.count, -1)]

@@ -36,7 +36,7 @@ from .attention_weights import product_with_values
 from .constants import attribute, is_standard
 from .dims import Dim
 from .meanings import Refusal
-from .router_expressions import Reader, is_output_of, refuse
+from .router_expressions import Reader, is_output_of, opset, refuse
 from .shapes import Shapes
 from .slices import where_of
 from .symbolic_tensors import NotUnderstood
@@ -95,7 +95,8 @@ class Matcher:
             return RefusedAttention(where, str(reason))
 
     def _layer(self, softmax: ir.Node, scores: Scores, where: str) -> AttentionLayer:
-        if attribute(softmax, "axis", -1) not in LAST_OF_FOUR:
+        version = opset(softmax)
+        if attribute(softmax, "axis", -1 if version is None or version >= 13 else 1) not in LAST_OF_FOUR:
             refuse(softmax, "does not run over the keys")
         product = product_with_values(self._reader, softmax, beside_sink=scores.sink is not None)
         return self.around(product, product.inputs[1], scores, where)

@@ -109,8 +109,10 @@ def _replace(graph: ir.Graph, shapes: list[ir.Node], mask: ir.Value, tokens: ir.
 
     total, count = sizes(mask, 1), sizes(tokens, 1)
     past = put(new.node("Sub", "ort_hina.past_length", [total, count], like=total))
-    axis = new.integers(0)
-    single = put(axis, new.node("Squeeze", "ort_hina.past_length.scalar", [past, axis.outputs[0]], like=past))
+    scalar_shape = new.integers()
+    single = put(
+        scalar_shape, new.node("Reshape", "ort_hina.past_length.scalar", [past, scalar_shape.outputs[0]], like=past)
+    )
     for shape in shapes:
         _redirect(shape, past, single, sizes, put, new)
     graph.insert_before(graph[0], [node for node in made if node.graph is None])

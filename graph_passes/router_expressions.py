@@ -211,7 +211,7 @@ class Reader:
             Refusal: another axis, or another type.
         """
         table = node.inputs[0]
-        version = _opset(node)
+        version = opset(node)
         axis = attribute(node, "axis", -1 if version is None or version >= 13 else 1)
         # Up to opset 12 the axes from `axis` on counted as one: the same where `axis` is the last.
         if not self.is_last_axis(axis, table):
@@ -300,7 +300,8 @@ def is_power_of_two(number: float) -> bool:
     return math.isfinite(number) and number > 0 and math.frexp(number)[0] == 0.5
 
 
-def _opset(node: ir.Node) -> int | None:
+def opset(node: ir.Node) -> int | None:
+    """The version of ONNX's operators that `node` is written for."""
     graph = node.graph
     if node.version is not None or graph is None:
         return node.version

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 from support.attention_graphs import Spelling, fuse, model
 
+from ort_hina.graph_passes import attention_match
 from ort_hina.graph_passes.attention_layer import AttentionLayer, RefusedAttention
+from ort_hina.graph_passes.shapes import Shapes
 
 STAYS = "the mask stays in the graph"
 
@@ -81,6 +84,22 @@ def test_what_is_no_rotation_or_norm_stays_before_the_node(wrong):
 
 def test_weights_that_are_an_output():
     assert "weights that are an output of the model" in _refused(extra_output="weights")
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_softmax_over_another_axis(axis):
+    assert "does not run over the keys" in _refused(softmax_axis=axis)
+
+
+def test_a_softmax_that_says_no_axis_is_over_the_last_one_since_opset_13():
+    for version, is_understood in ((18, True), (13, True), (12, False)):
+        proto = model(Spelling())
+        proto.opset_import[0].version = version
+        (softmax,) = (node for node in proto.graph.node if node.op_type == "Softmax")
+        del softmax.attribute[:]
+        found = ir.serde.deserialize_model(proto)
+        (layer,) = attention_match.find(found.graph, Shapes())
+        assert isinstance(layer, AttentionLayer) == is_understood, layer
 
 
 def test_heads_that_are_not_repeated_beside_each_other():

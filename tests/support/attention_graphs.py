@@ -71,6 +71,7 @@ class Spelling:
     """The second half is negated in a rotation."""
     equal_halves: bool = True
     norm_axis: int = -1
+    softmax_axis: int = -1
     extra_output: str = ""
     """``weights``: the weights are an output, too."""
     other_key_angles: bool = False
@@ -309,7 +310,7 @@ def _weights(g: _Graph, q: str, scores: str) -> str:
         column = g.op("Expand", sink, g.vector(g.size("q", 0), s.heads, g.size("q", 1), 1))
         scores = g.op("Concat", scores, column, axis=-1)
         scores = g.op("Sub", scores, g.op("ReduceMax", scores, g.const([-1]), keepdims=1))
-    weights = g.op("Softmax", scores, axis=-1)
+    weights = g.op("Softmax", scores, axis=s.softmax_axis)
     if s.sinks:
         weights = g.slice(weights, 0, -1, axis=3)
     elif s.cleaned:
