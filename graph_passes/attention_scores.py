@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -85,7 +85,7 @@ def read_scores(reader: Reader, value: ir.Value) -> Scores | None:
     found = _masked(reader, value) or _plain(reader, value)
     if found is None or sink is None:
         return found
-    return Scores(**{**found.__dict__, "sink": _sink(reader, sink, found)})
+    return replace(found, sink=_sink(reader, sink, found))
 
 
 def _without_sink(reader: Reader, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
@@ -106,20 +106,23 @@ def _without_sink(reader: Reader, value: ir.Value) -> tuple[ir.Value, ir.Value |
 
 
 def _sink(reader: Reader, value: ir.Value, scores: Scores) -> ir.Value:
-    while value.producer() is not None and value.producer().op_type in (
-        "Expand",
-        "Reshape",
-        "Identity",
-        "Unsqueeze",
-        "Cast",
-    ):
-        if value.producer().op_type == "Cast" and reader.uncast(value) is value:
-            break
-        value = value.producer().inputs[0]
-    shape = reader.shapes.shape(scores.query)
-    heads = None if shape is None else shape[1].constant
-    if not value.is_initializer() or value.const_value is None or value.const_value.size != heads:
+    """The constant behind `value` (B, heads, S, 1)."""
+    heads = reader.shapes.shape(scores.query)[1].constant
+    value = _without(reader, value, ("Expand",))
+    shape = reader.shapes.shape(value)
+    sizes = [] if shape is None else [size.constant for size in shape]
+    # However it is viewed before that: of these axes only that of the heads has more than one element.
+    constant = _without(reader, value, ("Reshape", "Unsqueeze", "Squeeze", "Identity"))
+    tensor = constant.const_value if constant.is_initializer() and not constant.is_graph_input() else None
+    if heads is None or sizes[-3:] != [heads, 1, 1] or sizes[:-3] not in ([], [1]) or tensor is None or tensor.size != heads:
         refuse(scores.product, "has a column beside its scores that is not one constant for each head")
+    return constant
+
+
+def _without(reader: Reader, value: ir.Value, operators: tuple[str, ...]) -> ir.Value:
+    value = reader.uncast(value)
+    while (node := value.producer()) is not None and node.op_type in operators and is_standard(node):
+        value = reader.uncast(node.inputs[0])
     return value
 
 
@@ -132,14 +135,14 @@ def _masked(reader: Reader, value: ir.Value) -> Scores | None:
         for scores, mask in pairs(node):
             found = _plain(reader, reader.uncast(scores))
             if found is not None:
-                return Scores(**{**found.__dict__, "mask": mask})
+                return replace(found, mask=mask)
     if node.op_type == "Where":
         found = _plain(reader, reader.uncast(node.inputs[1]))
         fill = reader.fill(node.inputs[2])
         if found is not None and (fill is None or fill > HIDES):
             refuse(node, "replaces scores by something else than what hides them")
         if found is not None:
-            return Scores(**{**found.__dict__, "mask": node.inputs[0], "mask_is_boolean": True})
+            return replace(found, mask=node.inputs[0], mask_is_boolean=True)
     return None
 
 
@@ -148,10 +151,12 @@ def _plain(reader: Reader, value: ir.Value) -> Scores | None:
     if is_output_of(inner, "Tanh"):
         inside, scores = _factor(reader, reader.uncast(inner.producer().inputs[0]))
         found = _product(reader, scores)
+        if found is not None and factor <= 0:
+            refuse(inner.producer(), f"is multiplied by {factor:g}, which is no soft cap")
         # softcap * tanh(scale / softcap * product)
-        return found and Scores(**{**found.__dict__, "scale": found.scale * inside * factor, "softcap": factor})
+        return found and replace(found, scale=found.scale * inside * factor, softcap=factor)
     found = _product(reader, inner)
-    return found and Scores(**{**found.__dict__, "scale": found.scale * factor})
+    return found and replace(found, scale=found.scale * factor)
 
 
 def _product(reader: Reader, value: ir.Value) -> Scores | None:

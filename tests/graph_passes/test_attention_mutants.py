@@ -102,5 +102,14 @@ def test_a_softmax_that_says_no_axis_is_over_the_last_one_since_opset_13():
         assert isinstance(layer, AttentionLayer) == is_understood, layer
 
 
+def test_a_sink_for_each_token_is_none_for_each_head():
+    """With as many tokens as heads the graph runs."""
+    assert "not one constant for each head" in _refused(sinks=True, sink_axis=2)
+
+
+def test_a_cap_that_is_negative():
+    assert "no soft cap" in _refused(softcap=-2.0)
+
+
 def test_heads_that_are_not_repeated_beside_each_other():
     _refused(repeat="tile")

@@ -54,6 +54,7 @@ class Spelling:
     norm: str = ""
     """``head``, ``tokens``, ``after`` (the rotation)."""
     sinks: bool = False
+    sink_axis: int = 1
     softcap: float = 0.0
     repeat: str = "expand"
     keys: str = "transposed"
@@ -306,7 +307,7 @@ def _weights(g: _Graph, q: str, scores: str) -> str:
         else:
             scores = g.op("Add", scores, g.op("Where", visible, g.real(0.0), g.real(s.hidden)))
     if s.sinks:
-        sink = g.weight("sinks", np.linspace(-1, 1, s.heads).reshape(1, s.heads, 1, 1))
+        sink = g.weight("sinks", np.linspace(-1, 1, s.heads).reshape([s.heads if i == s.sink_axis else 1 for i in range(4)]))
         column = g.op("Expand", sink, g.vector(g.size("q", 0), s.heads, g.size("q", 1), 1))
         scores = g.op("Concat", scores, column, axis=-1)
         scores = g.op("Sub", scores, g.op("ReduceMax", scores, g.const([-1]), keepdims=1))
