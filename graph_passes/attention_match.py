@@ -16,7 +16,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .attention_anew import last_rows
 from .attention_angles import NewNodes, angle_table
 from .attention_cone import attention_nodes
 from .attention_heads import (
@@ -30,6 +29,7 @@ from .attention_heads import (
 )
 from .attention_layer import AttentionLayer, RefusedAttention
 from .attention_mask import HIDES, MaskProof, hides_rows_without_keys, new_tensors, prove
+from .attention_rows import last_rows, rows_for_all
 from .attention_scores import Scores, read_scores
 from .attention_source import Sources, read_sources, tokens_of
 from .attention_weights import product_with_values
@@ -112,7 +112,7 @@ class Matcher:
         proof = self._proof(scores.mask)
         inputs, rows = self._inputs(scores, keys, values, proof)
         output, axes = self._output(product, proof, rows, heads[0] * values.size)
-        parts = (inputs, self._mask(scores, proof), self._sink(scores))
+        parts = (inputs, self._mask(scores, proof, inputs.fields["query"]), self._sink(scores))
         before = dict.fromkeys(node for part in parts for node in part.before)
         layer = AttentionLayer(
             where=where,
@@ -158,14 +158,14 @@ class Matcher:
     def _made_anew(
         self, scores: Scores, keys: _Caches, values: _Caches, proof: MaskProof | str | None
     ) -> tuple[_Part, tuple[Dim, Dim]]:
-        """Of keys and values that the graph makes anew of all tokens (see `attention_anew`). That they are of all tokens the
+        """Of keys and values that the graph makes anew of all tokens (see `attention_rows`). That they are of all tokens the
         attention mask says, which has as many columns as the scores."""
         if keys.past is not None or not isinstance(proof, MaskProof) or proof.attention_mask is None:
             refuse(
                 scores.product, "has keys or values that are not the past followed by as many new ones as there are queries"
             )
         query = split_heads(self._reader, scores.query)
-        axis = 1 if self._reader.shapes.rank(query) == 3 else 2
+        axis = self._token_axis(query)
         key, first = last_rows(keys.whole, query, axis, self.nodes)
         value, second = last_rows(values.whole, query, axis, self.nodes)
         fields = {"query": query, "key": key, "value": value, "past_key": keys.whole, "past_value": values.whole}
@@ -224,7 +224,7 @@ class Matcher:
         joined = joined_heads(self._reader, without_idle_reshape(self._reader, value), rows, width)
         return (value, "heads first") if joined is None else (joined, "joined")
 
-    def _mask(self, scores: Scores, proof: MaskProof | str | None) -> _Part:
+    def _mask(self, scores: Scores, proof: MaskProof | str | None, query: ir.Value) -> _Part:
         if proof is None:
             return _Part({"causal": False})
         if isinstance(proof, MaskProof):
@@ -235,9 +235,14 @@ class Matcher:
             refuse(scores.product, f"has a mask that is not understood ({proof}), without an axis for each of its scores'")
         note = f"the mask stays in the graph: {proof}"
         mask, is_boolean = self._unsliced(scores.mask, scores.mask_is_boolean)
-        made = self.bias_of(mask) if is_boolean else ()
+        made = list(self.bias_of(mask) if is_boolean else ())
         bias = made[-1].outputs[0] if made else mask
-        return _Part({"attention_bias": bias, "causal": False, "notes": (note,)}, made)
+        if self._is_one(mask, 2):
+            made += rows_for_all(bias, query, self._token_axis(query), self.nodes)
+            bias = made[-1].outputs[0]
+        if self._is_one(mask, 3):
+            refuse(scores.product, "has a mask with one column for all keys")
+        return _Part({"attention_bias": bias, "causal": False, "notes": (note,)}, tuple(made))
 
     def _unsliced(self, mask: ir.Value, is_boolean: bool) -> tuple[ir.Value, bool]:
         """`mask` without a Slice down to the number of keys, which it has anyway: exporters read that number from the keys,
@@ -265,6 +270,19 @@ class Matcher:
         )
         inputs = [mask, seen.outputs[0], hidden.outputs[0]]
         return seen, hidden, self.nodes.node("Where", f"{mask.name}.bias", inputs, like=seen.outputs[0])
+
+    def _token_axis(self, query: ir.Value) -> int:
+        return 1 if self._reader.shapes.rank(query) == 3 else 2
+
+    def _is_one(self, value: ir.Value, axis: int) -> bool:
+        """Whether the size of `axis` is known to be 1."""
+        shape = self._reader.shapes.shape(value)
+        if shape is not None and shape[axis].constant is not None:
+            return shape[axis].constant == 1
+        try:
+            return self._tensors.sizes(value)[axis].constant == 1
+        except NotUnderstood:
+            return False
 
     def _rank(self, value: ir.Value) -> int | None:
         found = self._reader.shapes.rank(value)

@@ -259,7 +259,7 @@ def _put_bias(case: _Case, call: _Call, feeds: dict[str, np.ndarray], random) ->
         return
     source = _source_of(layer, layer.attention_bias)
     shape = _bias_shape(case, call, source)
-    visible = np.tril(np.ones((call.new, call.total), bool), call.past) & (random.uniform(size=shape) < 0.7)
+    visible = np.tril(np.ones((shape[-2], call.total), bool), call.past) & (random.uniform(size=shape) < 0.7)
     visible[..., 0] = True
     if not any(node.op_type == "Where" and node.inputs[0] is source for node in layer.before):
         bias = np.where(visible, random.standard_normal(shape), -np.inf)
@@ -269,11 +269,12 @@ def _put_bias(case: _Case, call: _Call, feeds: dict[str, np.ndarray], random) ->
 
 
 def _bias_shape(case: _Case, call: _Call, source: ir.Value) -> tuple[int, ...]:
-    """(B or 1, heads or 1, S, T), or the last of these."""
+    """(B or 1, heads or 1, S or 1, T), or the last of these."""
     known = case.shapes.shape(source) or ()
     sizes = [case.shapes.dims.simplify(size).constant for size in known[:-2]] if len(known) > 1 else [None, None]
     usual = (call.batch, 1)[2 - len(sizes) :]
-    return *(size or other for size, other in zip(sizes, usual, strict=True)), call.new, call.total
+    rows = 1 if len(known) > 1 and known[-2].constant == 1 else call.new
+    return *(size or other for size, other in zip(sizes, usual, strict=True)), rows, call.total
 
 
 def _onlooked(nodes: Iterable[ir.Node], feeds: dict[str, np.ndarray]) -> list[ir.Value]:

@@ -49,6 +49,10 @@ def test_masks_that_are_not_proved_stay(wrong, reason):
     assert note.startswith(STAYS) and reason in note
 
 
+def test_a_mask_with_one_row_for_all_queries():
+    assert [node.op_type for node in _fused(mask="given", mask_rows=1).before][-1] == "Expand"
+
+
 def test_a_boolean_mask_that_is_not_proved_becomes_a_bias():
     layer = _fused(mask="boolean", ahead=1)
     assert layer.attention_bias is not None and [node.op_type for node in layer.before][-1] == "Where"

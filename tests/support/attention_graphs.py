@@ -41,6 +41,8 @@ class Spelling:
     mask: str = "gather"
     """``gather`` (from the flattened mask), ``gather_nd``, ``triangle`` (and a scatter), ``boolean`` (Where on the scores),
     ``causal`` (without an attention mask), ``given`` (an input), ``none``."""
+    mask_rows: str | int = "new"
+    """Of a given mask."""
     hidden: float = -np.inf
     sliced: bool = False
     """The mask is cut down to the number of keys, which is read from the keys."""
@@ -294,7 +296,7 @@ def _scores(g: _Graph, q: str, keys: str) -> str:
 def _weights(g: _Graph, q: str, scores: str) -> str:
     s = g.spelling
     if s.mask == "given":
-        scores = g.op("Add", scores, g.input("bias", s.element, "batch", 1, "new", "past + new"))
+        scores = g.op("Add", scores, g.input("bias", s.element, "batch", 1, s.mask_rows, "past + new"))
     elif s.mask == "triangle":
         scores = g.op("Add", scores, _triangle(g))
     elif s.mask != "none":
