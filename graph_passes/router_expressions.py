@@ -152,10 +152,11 @@ class Reader:
 
     def number(self, value: ir.Value | None, rank: int = 1) -> float | None:
         """`value` as one constant number that leaves the shape of a table of `rank` axes as it is; otherwise None."""
-        array = None if value is None else small_constant(self._uncast(value))
+        array = None if value is None else small_constant(self.uncast(value))
         return float(array.item()) if array is not None and array.size == 1 and array.ndim <= rank else None
 
-    def _uncast(self, value: ir.Value) -> ir.Value:
+    def uncast(self, value: ir.Value) -> ir.Value:
+        """`value` without the casts before it in which nothing is rounded."""
         node = value.producer()
         while node is not None and (node.op_type == "Identity" or (node.op_type == "Cast" and self._is_exact(node))):
             value = node.inputs[0]
@@ -166,7 +167,7 @@ class Reader:
         """The number that all elements of `value` are, whatever its shape; otherwise None."""
         if value is None:
             return None
-        value = self._uncast(value)
+        value = self.uncast(value)
         node = value.producer()
         if node is not None and is_standard(node) and node.op_type == "ConstantOfShape":
             content = node.attributes.get("value")
