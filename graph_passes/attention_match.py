@@ -169,7 +169,8 @@ class Matcher:
         key, first = last_rows(keys.whole, query, axis, self.nodes)
         value, second = last_rows(values.whole, query, axis, self.nodes)
         fields = {"query": query, "key": key, "value": value, "past_key": keys.whole, "past_value": values.whole}
-        return _Part(fields, (*first, *second)), self._rows(query)
+        note = "keys and values of all tokens are made anew by the graph"
+        return _Part(fields | {"notes": (note,)}, (*first, *second)), self._rows(query)
 
     def _caches(self, scores: Scores, values: ir.Value) -> tuple[_Caches, _Caches, tuple[int, int]]:
         """Keys, values, and (heads, head size) of the queries."""

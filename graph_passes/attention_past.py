@@ -27,11 +27,14 @@ def count_past_by_mask(graph: ir.Graph) -> str | None:
     Returns:
         None if that is possible now, otherwise why it is not.
     """
-    layers = [node for node in graph if is_attention_node(node)]
-    pasts = dict.fromkeys(value for node in layers for value in node.inputs[3:5] if value is not None)
+    layers = [node for node in graph if is_attention_node(node) and len(node.inputs) > 4 and node.inputs[3] is not None]
+    pasts = dict.fromkeys(value for node in layers for value in node.inputs[3:5])
     masks = {node.inputs[17] if len(node.inputs) > 17 else None for node in layers}
     if not pasts:
         return "no attention with caches was fused"
+    anew = next((node for node in layers if not node.inputs[3].is_graph_input()), None)
+    if anew is not None:
+        return f"the graph makes the keys and values of {said(anew)} anew at every step"
     if None in masks or len(masks) != 1:
         return "the number of tokens is not known from an attention mask"
     (mask,) = masks

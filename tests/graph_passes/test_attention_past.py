@@ -7,11 +7,15 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import fixtures
 from support.attention_graphs import Spelling, feeds, fused_model, model
 
 import ort_hina
+from ort_hina.graph_passes import attention_match
+from ort_hina.graph_passes.attention_node import make_attention_node, put_attention_node
 from ort_hina.graph_passes.attention_past import count_past_by_mask
 from ort_hina.graph_passes.cleanup import remove_unused
+from ort_hina.graph_passes.shapes import Shapes
 
 
 def _counted(proto) -> tuple[ir.Model, str | None]:
@@ -106,3 +110,15 @@ def test_a_length_that_is_an_output_of_the_model():
 def test_a_graph_without_caches():
     graph = ir.serde.deserialize_model(_with_ids(model(Spelling()))).graph
     assert "no attention with caches" in count_past_by_mask(graph)
+
+
+def test_keys_that_are_made_anew():
+    """Latent attention of transformers 5: what the cache holds are no keys."""
+    model_with_latents = ir.serde.deserialize_model(fixtures.load("deepseek_v3-torch_dynamo"))
+    graph = model_with_latents.graph
+    remove_unused(graph)
+    for layer in attention_match.find(graph, Shapes()):
+        assert layer.notes == ("keys and values of all tokens are made anew by the graph",)
+        put_attention_node(graph, layer, make_attention_node(layer))
+    remove_unused(graph)
+    assert "anew at every step" in count_past_by_mask(graph)
