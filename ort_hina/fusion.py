@@ -14,11 +14,12 @@ import onnx_ir as ir
 
 from .config_check import config_warnings
 from .graph_passes import pipeline
-from .graph_passes.attention_layer import AttentionLayer, RefusedAttention
+from .graph_passes.attention_layer import AttentionLayer
 from .graph_passes.attention_past import count_past_by_mask
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.known_sizes import make_constant
 from .graph_passes.moe_layer import MoELayer
+from .graph_passes.pipeline import Found
 from .graph_passes.residual_shapes import follow_residuals
 from .graph_passes.shapes import Shapes
 from .library import onnxruntime_version
@@ -121,10 +122,7 @@ def _fuse(
         (report.shared if shared else report.layers).append(done)
         progress(place + 1, len(layers))
     if report.fused:
-        report.attention = _fuse_attention(rewriter, found.attention, verify)
-        remove_unused(graph)
-        if report.attention_fused:
-            report.one_buffer = count_past_by_mask(graph)
+        _fuse_attention(report, rewriter, found, verify)
         graph.sort()
         _settle_shapes(graph)
         tidied = tidy(source, verify != "none")
@@ -135,11 +133,17 @@ def _fuse(
     return report
 
 
-def _fuse_attention(
-    rewriter: Rewriter, layers: list[AttentionLayer | RefusedAttention], verify: str | int
-) -> list[AttentionReport]:
+def _fuse_attention(report: FusionReport, rewriter: Rewriter, found: Found, verify: str | int) -> None:
+    """Fuses what was found, and tells `report`. The graph has to be sorted afterwards."""
+    layers = found.attention
     sampled = _sampled([place for place, layer in enumerate(layers) if isinstance(layer, AttentionLayer)], verify)
-    return [rewriter.fuse_attention(layer, place in sampled) for place, layer in enumerate(layers)]
+    report.attention = [rewriter.fuse_attention(layer, place in sampled) for place, layer in enumerate(layers)]
+    graph = rewriter.graph
+    remove_unused(graph)
+    left = next((layer.where for layer in report.attention if not layer.fused), None)
+    if report.attention_fused:
+        unfused = f"attention of {left} stays as it was exported"
+        report.one_buffer = count_past_by_mask(graph) if left is None else unfused
 
 
 def _settle_shapes(graph: ir.Graph) -> None:

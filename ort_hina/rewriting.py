@@ -33,6 +33,10 @@ class Rewriter:
         """Values that another one stands for since their layer or router was fused. Layers were found before that."""
         self._names = {node.name for node in source.model.graph if node.domain == DOMAIN}
 
+    @property
+    def graph(self) -> ir.Graph:
+        return self._source.model.graph
+
     def fuse(self, layer: MoELayer | Refused, verify: bool) -> LayerReport:
         """Fuses `layer` and its router, or leaves either as it is; the report says which, and why."""
         report = describe(layer)
