@@ -227,7 +227,7 @@ def _feeds(case: _Case, call: _Call, seed: int) -> dict[str, np.ndarray]:
 def _source_of(layer: AttentionLayer, value: ir.Value) -> ir.Value:
     """The value of the graph that `value`, which new nodes may make, comes from."""
     node = value.producer()
-    while node is not None and node in layer.before:
+    while node is not None and node in layer.before and node.inputs:
         value = node.inputs[0]
         node = value.producer()
     return value
@@ -242,11 +242,8 @@ def _put_angles(case: _Case, call: _Call, value: ir.Value | None, feeds: dict[st
     width = case.shapes.dims.simplify(shape[-1]).constant
     if width is None:
         width = case.layer.head_size
-    twice = any(
-        node.op_type == "Slice"
-        for node in case.layer.before
-        if node.inputs and _source_of(case.layer, node.outputs[0]) is source
-    )
+    cuts = [node.outputs[0] for node in case.layer.before if node.op_type == "Slice"]
+    twice = any(_source_of(case.layer, cut) is source for cut in cuts)
     half = random.uniform(-1, 1, (call.batch, call.new, width // 2 if twice else width))
     angles = np.concatenate([half, half], axis=-1) if twice else half
     element = (source.dtype or case.layer.dtype).numpy()
