@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from . import symbolic_operators
 from .constants import attribute, axes_of, is_standard, scalar
 from .formulas import AtLeastZero, Condition, Formula, Seen, at_least_zero, choice, conditions, conjunction
 from .polynomials import ONE, ZERO, Polynomial, number, unknown
-from .symbolic_tensors import Either, Element, Index, NotUnderstood, Sizes, Tensors, as_formula
+from .symbolic_elements import Either, Element, NotUnderstood, as_formula
+from .symbolic_tensors import Index, Sizes, Tensors
 
 # The lowest float16: added to any score of this type or a wider one, it leaves nothing of its exponential.
 HIDES = -65504.0
@@ -34,7 +36,7 @@ class MaskProof:
 def new_tensors(graph: ir.Graph) -> Tensors:
     """For a graph with caches. Where the width of its attention mask is said to be that of the past and of what is new, it
     is counted in totals: the past is the total without the new ones."""
-    tensors = Tensors()
+    tensors = symbolic_operators.new_tensors()
     shaped = [value for value in graph.inputs if value.shape is not None]
     pasts = {tensors.sizes(value)[2].name for value in shaped if len(value.shape) == 4}
     tables = [tensors.sizes(value) for value in shaped if len(value.shape) == 2]

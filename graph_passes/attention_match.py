@@ -39,7 +39,7 @@ from .meanings import Refusal
 from .router_expressions import Reader, is_output_of, opset, refuse
 from .shapes import Shapes
 from .slices import where_of
-from .symbolic_tensors import NotUnderstood
+from .symbolic_elements import NotUnderstood
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 

@@ -26,13 +26,13 @@ from .attention_operands import (
     shape_of,
     used_output,
 )
+from .attention_scores import Scores
 from .constants import attribute, is_standard
 from .dims import INFERRED, ONE, Dim
-from .attention_scores import Scores
 from .meanings import Refusal
 from .shapes import Shapes
 from .slices import where_of
-from .symbolic_tensors import NotUnderstood
+from .symbolic_elements import NotUnderstood
 
 _INT, _FLOAT = ir.AttributeType.INT, ir.AttributeType.FLOAT
 

@@ -13,7 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 from ort_hina.graph_passes.formulas import And, AtLeastZero, Not, Seen
 from ort_hina.graph_passes.polynomials import ONE, Polynomial, number, unknown
-from ort_hina.graph_passes.symbolic_tensors import Either, NotUnderstood, Tensors
+from ort_hina.graph_passes.symbolic_elements import Either, NotUnderstood
+from ort_hina.graph_passes.symbolic_operators import new_tensors
 
 SIZES = {"batch": 2, "width": 5}
 
@@ -135,7 +136,7 @@ def test_elements_are_what_the_operators_compute(name):
     model = graph.model(BUILDERS[name](graph))
     mask = np.random.default_rng(0).integers(0, 2, tuple(SIZES.values()))
     (expected,) = ReferenceEvaluator(model).run(None, {"mask": mask})
-    value, tensors = _output(model), Tensors()
+    value, tensors = _output(model), new_tensors()
     sizes = tensors.sizes(value)
     assert [_number(size, {}) for size in sizes] == list(expected.shape)
     index = tuple(tensors.position("i", size) for size in sizes)
@@ -157,14 +158,14 @@ def test_elements_are_what_the_operators_compute(name):
 )
 def test_what_is_not_understood_is_said(build, reason):
     graph = _Graph()
-    value, tensors = _output(graph.model(build(graph))), Tensors()
+    value, tensors = _output(graph.model(build(graph))), new_tensors()
     with pytest.raises(NotUnderstood, match=reason):
         tensors.element(value, tuple(tensors.position("i", size) for size in tensors.sizes(value)))
 
 
 def test_bounds():
     """What a position is below, and what a size is at least."""
-    tensors = Tensors()
+    tensors = new_tensors()
     length, total = unknown("length"), unknown("total")
     tensors.at_least(length, ONE)
     tensors.at_least(total, length)
@@ -176,14 +177,14 @@ def test_bounds():
 
 
 def test_a_sum_that_one_unknown_stands_for():
-    tensors = Tensors()
+    tensors = new_tensors()
     past, new = unknown("past"), unknown("new")
     total = tensors.define("total", past + new, past)
     assert tensors.simplified(past + new) == total and tensors.same(past, total - new)
 
 
 def test_sizes_that_meet_are_equal():
-    tensors = Tensors()
+    tensors = new_tensors()
     a, b, c = unknown("a"), unknown("b"), unknown("c")
     assert tensors.broadcast((a, ONE), (ONE, b)) == (a, b)
     tensors.equate(a, b + c)
