@@ -50,6 +50,8 @@ struct AttendArgs {
   DataType type;       // of both
   size_t key_size, value_size;
   KeyRange range;           // the keys of this call
+  const void* next_keys;    // what the thread reads after them, fetched at the end; null: nothing
+  size_t next_count;        // of keys
   const KeyRange* visible;  // of each row
   const void* const* bias;  // of each row, from key 0 on; null: none
   DataType bias_type;

@@ -27,6 +27,11 @@ struct Seen {
   }
 };
 
+inline Ahead first_of_next(const AttendArgs& p) {
+  const size_t count = p.next_count < kAttentionKeys ? p.next_count : kAttentionKeys;
+  return {static_cast<const uint8_t*>(p.next_keys), count * p.key_size * size_of(p.type)};
+}
+
 // `Arithmetic`: begin(args, scratch), scores(args, scratch, keys, count, ahead), values(args, scratch, values, seen, count,
 // ahead), end(args, scratch).
 template <class Arithmetic>
@@ -50,14 +55,15 @@ void attend_with(const AttendArgs& p) {
     next = block_from(block.end);
     const size_t count = block.end - block.begin, coming = next.end - next.begin;
     const Ahead values_ahead = {values + block.begin * value_bytes, count * value_bytes};
-    const Ahead keys_ahead = {keys + next.begin * key_bytes, coming * key_bytes};
+    Ahead keys_ahead = {keys + next.begin * key_bytes, coming * key_bytes};
+    if (!coming && p.next_keys) keys_ahead = first_of_next(p);
     const KeyRange* each = nullptr;
     if (p.bias || block.begin < seen.all.begin || block.end > seen.all.end) {
       for (size_t r = 0; r < p.rows; ++r) s.seen[r] = within(p.visible[r], block);
       each = s.seen;
     }
     Arithmetic::scores(p, s, keys + block.begin * key_bytes, count, values_ahead);
-    weigh_block(p, s, each, block.begin, count);
+    weigh_block(p, s, each, block.begin, count, keys_ahead);
     Arithmetic::values(p, s, values + block.begin * value_bytes, each, count, keys_ahead);
   }
   Arithmetic::end(p, s);

@@ -2,8 +2,8 @@
 // lie in the cache, queries in lanes are B; of the values the weights are operand A, and values, whose rows are interleaved in
 // pairs into scratch once for all rows, are B. Included inside an ISA namespace, after attention_bf16.inl and amx_weights.inl.
 
-// Fewer rows leave so much of the tiles empty that vectors are as good.
-constexpr size_t kTileRowsLeast = 8;
+// Fewer rows leave most of the tiles empty, and for fewer keys it would take longer to configure tiles and to lay out queries.
+constexpr size_t kTileRowsLeast = 8, kTileKeysLeast = 16;
 constexpr size_t kKeySteps = kAttentionKeys / kBlockInputs;  // of a block's values
 constexpr size_t kSumFloats = kMostLine * kTileFloats;
 
@@ -249,6 +249,7 @@ struct TileAttention {
 };
 
 void attend(const AttendArgs& p) {
-  const bool tiles = p.type == DataType::kBF16 && p.key_size % 2 == 0 && p.rows >= kTileRowsLeast;
+  const bool half = p.type == DataType::kBF16 && p.key_size % 2 == 0;
+  const bool tiles = half && p.rows >= kTileRowsLeast && p.range.end - p.range.begin >= kTileKeysLeast;
   tiles ? attend_with<TileAttention>(p) : avx512_bf16::kIsaTable.ops->attend(p);
 }

@@ -65,7 +65,7 @@ inline Simd::F combined_keys(const AttendScratch& s, Simd::F x, const Combine& c
 
 // For one vector of rows, over all keys of the block. `Masked`: some row does not see some key.
 template <bool Masked>
-inline void weigh_column(const AttendScratch& s, size_t row, size_t count, float factor) {
+inline void weigh_column(const AttendScratch& s, size_t row, size_t count, float factor, Ahead& ahead) {
   const size_t of_vector = keys_of_vector(s), step = s.lanes * of_vector, vectors = (count + of_vector - 1) / of_vector;
   float* const scores = s.scores + row;
   const auto rows_of = [&](const float* from) {
@@ -98,7 +98,9 @@ inline void weigh_column(const AttendScratch& s, size_t row, size_t count, float
   // Where everything is masked so far, -Inf less -Inf would be NaN.
   const Simd::F shift = Simd::where_greater(most, Simd::set1(-kInf), most, Simd::zero());
   Simd::F sum = Simd::zero();
+  Lines lines = row == 0 ? ahead.take(vectors) : ahead.nothing();
   for (size_t v = 0; v < vectors; ++v) {
+    lines.fetch<1>();
     const Simd::F e = exp_of_nonpositive(Simd::sub(Simd::load(scores + v * step), shift));
     Simd::store(scores + v * step, e);
     sum = Simd::add(sum, e);
@@ -121,7 +123,8 @@ inline void set_bounds(const AttendArgs& p, const AttendScratch& s, const KeyRan
 }
 
 // `seen`: of each row, in the block; null: all rows see all of it, and there is no bias.
-inline void weigh_block(const AttendArgs& p, const AttendScratch& s, const KeyRange* seen, size_t first, size_t count) {
+inline void weigh_block(const AttendArgs& p, const AttendScratch& s, const KeyRange* seen, size_t first, size_t count,
+                        Ahead& ahead) {
   float factor = p.scale;
   if (p.bias || p.softcap > 0.0f) {
     cap_and_bias(p, s, seen, first, count);
@@ -131,5 +134,5 @@ inline void weigh_block(const AttendArgs& p, const AttendScratch& s, const KeyRa
   const bool masked = seen || count % keys_of_vector(s);
   if (masked) set_bounds(p, s, seen, count);
   for (size_t row = 0; row < s.lanes; row += Simd::kWidth)
-    masked ? weigh_column<true>(s, row, count, factor) : weigh_column<false>(s, row, count, factor);
+    masked ? weigh_column<true>(s, row, count, factor, ahead) : weigh_column<false>(s, row, count, factor, ahead);
 }

@@ -115,17 +115,33 @@ void AttentionCall::run(const runtime::Pool& pool) {
       this);
 }
 
+// Cache items one by one. Units in runs, since what the next one reads is fetched while the present one ends; the runs get
+// shorter, so that threads end together.
+AttentionCall::Claim AttentionCall::claim() {
+  constexpr size_t kClaimsOfThread = 4;
+  const size_t caches = cache_->items().size(), items = caches + plan_.units.size();
+  size_t begin = next_.load(std::memory_order_relaxed), end;
+  do {
+    if (begin >= items) return {items, items};
+    const size_t share = (items - begin) / (kClaimsOfThread * scratch_.size());
+    end = begin + (begin < caches ? 1 : std::max<size_t>(1, share));
+  } while (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+  return {begin, end};
+}
+
 void AttentionCall::work(Scratch& scratch) {
   const TileScope tiles(ops_.isa);
-  const size_t caches = cache_->items().size(), items = caches + plan_.units.size();
-  for (size_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) {
-    if (item >= caches) {
-      attend(plan_.units[item - caches], scratch);
-    } else {
-      const CacheItem& update = cache_->items()[item];
+  const size_t caches = cache_->items().size();
+  for (Claim own = claim(); own.begin < own.end; own = claim()) {
+    if (own.begin < caches) {
+      const CacheItem& update = cache_->items()[own.begin];
       cache_->run(update, scratch.key_heads, scratch.head.data());
       updated_[update.batch].fetch_add(1, std::memory_order_release);
+      continue;
     }
+    const plan::AttentionUnit* const units = plan_.units.data() - caches;
+    for (size_t item = own.begin; item < own.end; ++item)
+      attend(units[item], item + 1 < own.end ? &units[item + 1] : nullptr, scratch);
   }
 }
 
@@ -170,9 +186,15 @@ kernels::AttentionState AttentionCall::state_of(const plan::AttentionUnit& unit,
   return empty_state(&partials_[state_floats(partial_begin_[number], in_.values.size)], rows, in_.values.size);
 }
 
+// The row of the present caches where those of the unit's head begin.
+size_t AttentionCall::first_row(const plan::AttentionUnit& unit) const {
+  return (unit.batch * rule_.kv_heads + unit.head) * in_.keys.present_length;
+}
+
 // What the unit's queries see of its keys, added to the state.
-void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const kernels::AttentionState& state, Scratch& scratch) const {
-  const size_t length = in_.keys.present_length, first = (unit.batch * rule_.kv_heads + unit.head) * length;
+void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const plan::AttentionUnit* next,
+                             const kernels::AttentionState& state, Scratch& scratch) const {
+  const size_t first = first_row(unit);
   pack_queries(unit, scratch);
   set_ranges(unit, scratch);
   runtime::await(updated_[unit.batch], cache_->items_of(unit.batch));
@@ -191,6 +213,10 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const kernels::Att
   args.softcap = rule_.softcap;
   args.scratch = scratch.attend.get();
   args.state = state;
+  if (next) {
+    args.next_keys = element_at(in_.keys.present, (first_row(*next) + next->keys.begin) * in_.keys.size, in_.type);
+    args.next_count = next->keys.end - next->keys.begin;
+  }
   // Keys that the mask hides are not read at all: what lies there may be anything.
   for_each_run_in(runs_[unit.batch], unit.keys, [&](const kernels::KeyRange& keys) {
     args.range = keys;
@@ -198,10 +224,10 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const kernels::Att
   });
 }
 
-void AttentionCall::attend(const plan::AttentionUnit& unit, Scratch& scratch) {
+void AttentionCall::attend(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, Scratch& scratch) {
   const size_t rows = unit.queries * problem_.group;
   const kernels::AttentionState state = state_of(unit, scratch);
-  if (unit.keys.begin < unit.keys.end) sum_keys(unit, state, scratch);
+  if (unit.keys.begin < unit.keys.end) sum_keys(unit, next, state, scratch);
   if (unit.parts == 1) return finish(unit, &state, scratch);
   // The last to come sees what all others wrote.
   if (done_[unit.block].fetch_add(1, std::memory_order_acq_rel) + 1 < unit.parts) return;

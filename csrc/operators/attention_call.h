@@ -24,9 +24,17 @@ class AttentionCall {
 
   void read_sequences();
   std::unique_ptr<RmsNorm> norm_of(const HeadNorm& norm, size_t heads, float epsilon) const;
+  // Numbers [begin, end) of what is to do: first the items of the caches, then units.
+  struct Claim {
+    size_t begin, end;
+  };
+
+  Claim claim();
   void work(Scratch& scratch);
-  void attend(const plan::AttentionUnit& unit, Scratch& scratch);
-  void sum_keys(const plan::AttentionUnit& unit, const kernels::AttentionState& state, Scratch& scratch) const;
+  void attend(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, Scratch& scratch);
+  size_t first_row(const plan::AttentionUnit& unit) const;
+  void sum_keys(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, const kernels::AttentionState& state,
+                Scratch& scratch) const;
   void pack_queries(const plan::AttentionUnit& unit, Scratch& scratch) const;
   void set_ranges(const plan::AttentionUnit& unit, Scratch& scratch) const;
   kernels::AttentionState state_of(const plan::AttentionUnit& unit, Scratch& scratch);
