@@ -10,9 +10,9 @@
 constexpr size_t kMostColumns = 12;
 
 // `Form`: how operands and sums lie in memory. weights(column) and tokens(row) are the operands of the panel at hand,
-// sum(column, row, slot) is where a tile of C goes (slot: its number within a piece), in rows `sum_stride` bytes apart, `resume`
-// whether it begins with what lies there, finish(column, row, sum) brings it into the caller's C, and `ahead` is what the
-// micro-kernels do beside.
+// sum(column, row, slot) is where a tile of C goes (slot: its number within a piece), in rows `sum_stride` bytes apart,
+// `resume` whether it begins with what lies there, finish(column, row, sum) brings it into the caller's C, and `ahead` is what
+// the micro-kernels do beside.
 template <class Form>
 class Cover {
  public:

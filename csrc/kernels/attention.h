@@ -26,8 +26,8 @@ struct AttentionState {
 // Rows are computed with in whole vectors of them.
 constexpr size_t padded_rows(size_t rows) { return (rows + 15) / 16 * 16; }
 
-// Where there are tiles: a block's keys in bf16, or as many of its values (128 columns, each 16 of them a cache line apart), and
-// the sums of six tiles.
+// Where there are tiles: a block's keys in bf16, or 128 columns of its values, a cache line behind each 16 of them; and the
+// sums of six tiles.
 constexpr size_t attend_tiles(size_t key_size) {
   const size_t keys = kAttentionKeys * padded_head(key_size) / 2, values = 8 * (kAttentionKeys * 16 / 2 + 16);
   return (keys > values ? keys : values) + 6 * 256;

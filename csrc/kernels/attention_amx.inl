@@ -1,8 +1,8 @@
-// Attention over bf16 caches with tiles: rounding is that of attention_bf16.inl. Keys are operand A of the scores where they
-// lie in the cache, queries in lanes are B; of the values the weights are operand A, and values, whose rows are interleaved in
-// pairs into scratch once for all rows, are B. Included inside an ISA namespace, after attention_bf16.inl and amx_weights.inl.
+// Attention over bf16 caches with tiles: rounding is that of attention_bf16.inl. Of scores, keys are operand A where they lie
+// in the cache, and queries in lanes are B; of values, weights are operand A, and values, whose rows are interleaved in pairs
+// into scratch once for all rows, are B. Included inside an ISA namespace, after attention_bf16.inl and amx_weights.inl.
 
-// Fewer rows leave most of the tiles empty, and for fewer keys it would take longer to configure tiles and to lay out queries.
+// Fewer rows leave most of the tiles empty; for fewer keys tiles are not worth their configuration.
 constexpr size_t kTileRowsLeast = 8, kTileKeysLeast = 16;
 constexpr size_t kKeySteps = kAttentionKeys / kBlockInputs;  // of a block's values
 constexpr size_t kSumFloats = kMostLine * kTileFloats;
@@ -176,8 +176,8 @@ struct ValueForm {
   Operand weights(size_t i) const { return {column(i), kTileRowBytes}; }
   Operand tokens(size_t j) const { return {weight_tile(j, 0), kTileRowBytes}; }
   float* sum(size_t, size_t, size_t slot) const { return s.tiles + slot * kTileFloats; }
-  // Tiles begin at zero: to rescale what there is and then load it would be as many vector instructions, and loads of tiles from
-  // what vectors have just written.
+  // Tiles begin at zero: to rescale what there is and then load it would be as many vector instructions, and loads of tiles
+  // from what vectors have just written.
   void finish(size_t i, size_t j, const float* sum) const {
     const size_t row = j * kTileRows, rows = p.rows - row < kTileRows ? p.rows - row : kTileRows;
     float* to = p.state.values + row * p.state.ld + (first_column + i) * kTileOutputs;
@@ -195,8 +195,8 @@ inline bool all_finite(const uint8_t* values, size_t size) {
   return true;
 }
 
-// A tile gives every one of its rows every key, with the weight 0 where it sees it not: right for all values that are finite.
-// Keys with others are added row by row, to those that see them.
+// A tile gives every one of its rows every key, with the weight 0 where the row does not see it: right for values that are
+// finite. Keys with others are added row by row, to those that see them.
 struct TileAttention {
   static void begin(const AttendArgs& p, const AttendScratch& s) {
     configure_tiles();

@@ -1,5 +1,5 @@
 // AMX with bf16 (Sapphire Rapids onwards). Tokens are laid out for the tiles, weights stay as they are: [N,K] enters tiles
-// straight from its memory, [K,N] is interleaved in pairs on the way; of attention, keys are like [N,K] and values like [K,N].
+// straight from its memory, [K,N] is interleaved in pairs on the way. Attention's keys are like [N,K], its values like [K,N].
 // Nothing of the C++ library is included: see kernels_avx512.cc.
 #include <immintrin.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-// Activation, weighted sum: everything of an instruction level that is not a matmul, attention or the router. Included inside
-// an ISA namespace, after vector_basics.inl.
+// Activation, weighted sum: what an instruction level has beside matmuls, attention and the router. Included inside an ISA
+// namespace, after vector_basics.inl.
 
 // x · sigmoid(y)
 inline Simd::F times_sigmoid(Simd::F x, Simd::F y) {

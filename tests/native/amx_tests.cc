@@ -1,5 +1,5 @@
-// What is particular to AMX: how many instructions a matmul or attention takes, and the configuration that others left on the
-// thread.
+// What is particular to AMX: how many instructions a matmul or attention takes, and the configuration that others left on
+// the thread.
 #if defined(__x86_64__)
 #include <algorithm>
 #include <functional>
@@ -66,8 +66,8 @@ void check_counts(Random& random, const MatmulKernel& kernel, Outcome& outcome) 
   outcome.note = "worst is loads / fewest loads";
 }
 
-// Of a block of keys, one after the other: scores, then values, 128 columns at a time. Where there is one tile of rows, lines
-// of four, which hide the time that a product takes.
+// Scores of each block of keys, then values, 128 columns at a time. Where there is one tile of rows, lines of four, which hide
+// the time that a product takes.
 struct AttentionCounts {
   size_t products = 0, stores = 0;
   double loads = 0;

@@ -93,28 +93,55 @@ void check_sizes(const kernels::VectorOps& ops, Random& random, Outcome& outcome
     }
 }
 
-// A value that is not finite is in the sums of the rows that see it, and changes no bit of the others'.
+// What an element that is not finite does to an answer, in bits and in what is not finite.
+struct Spread {
+  const AttentionCase& c;
+  const AttentionOperands& o;
+  std::vector<float> before;
+
+  Spread(const kernels::VectorOps& ops, const AttentionCase& c, const AttentionOperands& o, const Elements& changed,
+         size_t i, float value, size_t cut)
+      : c(c), o(o) {
+    attend(ops, c, o, cut);
+    before.resize(c.rows * (ld() + 2));
+    std::memcpy(before.data(), o.state.at(0), before.size() * sizeof(float));
+    changed.set(i, value);
+    o.reset_state(c);
+    attend(ops, c, o, cut);
+  }
+  size_t ld() const { return padded_head(c.value_size); }
+  size_t at(size_t row, size_t column) const { return 2 * c.rows + row * ld() + column; }
+  float now(size_t i) const { return static_cast<float>(o.state.get(i)); }
+  bool finite(size_t row, size_t column) const { return std::isfinite(now(at(row, column))); }
+  bool row_unchanged(size_t row) const {
+    bool same = now(row) == before[row] && now(c.rows + row) == before[c.rows + row];
+    for (size_t i = 0; i < c.value_size; ++i) same &= now(at(row, i)) == before[at(row, i)];
+    return same;
+  }
+};
+
+// It is in the sums of the rows that see it, in its column, and changes no bit of the others'.
 void check_infinite_value(const kernels::VectorOps& ops, Random& random, float value, Outcome& outcome) {
   const AttentionCase c = random_attention(random);
   const AttentionOperands operands(c, Side::kEnd, random);
-  const size_t cut = random.between(0, c.keys), ld = padded_head(c.value_size);
-  attend(ops, c, operands, cut);
-  std::vector<float> before(c.rows * (ld + 2));
-  std::memcpy(before.data(), operands.state.at(0), before.size() * sizeof(float));
   const size_t key = random.between(0, c.keys - 1), element = random.between(0, c.value_size - 1);
-  operands.values.set(key * c.value_size + element, value);
-  operands.reset_state(c);
-  attend(ops, c, operands, cut);
+  const Spread spread(ops, c, operands, operands.values, key * c.value_size + element, value, random.between(0, c.keys));
   ++outcome.cases;
   for (size_t r = 0; r < c.rows; ++r) {
-    const size_t begin = 2 * c.rows + r * ld;
-    if (c.seen(r, key)) outcome.require(!std::isfinite(operands.state.get(begin + element)), "it is lost: " + c.text());
-    for (size_t i = 0; i < c.value_size; ++i)
-      if (!c.seen(r, key))
-        outcome.require(static_cast<float>(operands.state.get(begin + i)) == before[begin + i], "it spreads: " + c.text());
-      else if (i != element)
-        outcome.require(std::isfinite(operands.state.get(begin + i)), "another column is not finite: " + c.text());
+    if (!c.seen(r, key)) outcome.require(spread.row_unchanged(r), "it spreads: " + c.text());
+    for (size_t i = 0; c.seen(r, key) && i < c.value_size; ++i)
+      outcome.require(spread.finite(r, i) == (i != element), "it is lost or in another column: " + c.text());
   }
+}
+
+void check_nan_key(const kernels::VectorOps& ops, Random& random, Outcome& outcome) {
+  const AttentionCase c = random_attention(random);
+  const AttentionOperands operands(c, Side::kEnd, random);
+  const size_t key = random.between(0, c.keys - 1), element = random.between(0, c.key_size - 1);
+  const Spread spread(ops, c, operands, operands.keys, key * c.key_size + element, NAN, random.between(0, c.keys));
+  ++outcome.cases;
+  for (size_t r = 0; r < c.rows; ++r)
+    outcome.require(c.seen(r, key) ? !spread.finite(r, 0) : spread.row_unchanged(r), "it is lost or spreads: " + c.text());
 }
 
 constexpr int kRounds = 150;
@@ -129,9 +156,11 @@ void add_attention_tests(Isa level, Tests& tests) {
                    }});
   tests.push_back({name_of(level), "attend: sizes of bf16",
                    [&ops](Random& random, Outcome& outcome) { check_sizes(ops, random, outcome); }});
-  tests.push_back({name_of(level), "attend: values that are not finite", [&ops](Random& random, Outcome& outcome) {
-                     for (int i = 0; i < kRounds; ++i)
+  tests.push_back({name_of(level), "attend: what is not finite", [&ops](Random& random, Outcome& outcome) {
+                     for (int i = 0; i < kRounds; ++i) {
                        for (const float value : {NAN, INFINITY}) check_infinite_value(ops, random, value, outcome);
+                       check_nan_key(ops, random, outcome);
+                     }
                    }});
 }
 

@@ -86,8 +86,8 @@ def test_levels_below_leave_tiles_alone(shape):
 
 @only_counted
 def test_keys_and_values_of_a_group_are_multiplied_once():
-    """2 heads of 1301 keys of 64, 8 rows: 2 steps of 32 elements for each 16 keys, 4 tiles of columns for each 32 keys; parts
-    of 650 or 651 keys each end in blocks that are filled up."""
+    """2 heads of 1301 keys of 64, 8 rows: 2 steps of 32 elements for each 16 keys, 4 tiles of columns for each 32 keys. The
+    parts of 650 and 651 keys end in blocks that are filled up."""
     emulator.reset()
     run_native(case_of("decode"), isa="amx")
     blocks = [min(128, keys - first) for keys in (650, 651) for first in range(0, keys, 128)]
