@@ -11,7 +11,7 @@ _LIKE_FIRST = frozenset({
     "Identity", "Add", "Sub", "Mul", "Div", "Pow", "MatMul", "Gemm", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose",
     "Expand", "Slice", "Gather", "Concat", "Softmax", "Sigmoid", "Relu", "Tanh", "Sqrt", "Neg", "Reciprocal", "Clip", "TopK",
     "ReduceSum", "ReduceMean", "GatherElements", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
-    "SkipSimplifiedLayerNormalization", "Min", "Max", "Dropout", "MoE", "QMoE",
+    "SkipSimplifiedLayerNormalization", "Min", "Max", "Dropout", "MoE", "QMoE", "Split",
 })  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def dtype(value: ir.Value) -> ir.DataType | None:
             return ir.DataType(attribute(node, "to", 0))
         if node.op_type == "Constant" and "value" in node.attributes:
             return node.attributes["value"].value.dtype
-        if node.op_type not in _LIKE_FIRST or value is not node.outputs[0]:
+        if node.op_type not in _LIKE_FIRST or (value is not node.outputs[0] and node.op_type != "Split"):
             return None
         value = node.inputs[0]
     return None

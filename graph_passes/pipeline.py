@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from . import always_on, contrib_moe, routed_moe
+from . import always_on, attention_match, attention_nodes, contrib_moe, routed_moe
+from .attention_layer import AttentionLayer, RefusedAttention
+from .contrib_attention import WINDOWS_AS_OURS
 from .meanings import Refusal
 from .moe_layer import MoELayer, Refused
 from .moe_node import is_moe_node
@@ -25,6 +27,8 @@ class Found:
     routers: dict[tuple[ir.Value, ir.Value], RouterMatch | str] = field(default_factory=dict)
     """By the ids and weights of a layer: its router, or why that stays as it is."""
 
+    attention: list[AttentionLayer | RefusedAttention] = field(default_factory=list)
+    """In order, of a graph with layers that have a router."""
     shapes: Shapes = field(default_factory=Shapes)
     """Of the graph as it was found."""
 
@@ -33,17 +37,29 @@ class Found:
         return self.routers.get((layer.ids, layer.weights))
 
 
-def find(graph: ir.Graph) -> Found:
+def find(graph: ir.Graph, onnxruntime: tuple[int, int] = WINDOWS_AS_OURS) -> Found:
+    """What `graph` holds.
+
+    Args:
+        onnxruntime: the version of ONNX Runtime whose operators the graph is written for.
+    """
     recogniser = routed_moe.walked(list(graph))
     routed = [*routed_moe.find(graph, recogniser), *contrib_moe.find(graph, recogniser.shapes)]
     # A graph without experts that are chosen is not a mixture of experts, and none of our business.
-    dense = always_on.find(graph, recogniser) if any(isinstance(layer, MoELayer) for layer in routed) else []
+    is_mixture = any(isinstance(layer, MoELayer) for layer in routed)
+    dense = always_on.find(graph, recogniser) if is_mixture else []
+    attention = _attention(graph, recogniser.shapes, onnxruntime) if is_mixture else []
     routers = {
         (layer.ids, layer.weights): _router(layer, recogniser.shapes)
         for layer in routed
         if isinstance(layer, MoELayer) and layer.ids is not None
     }
-    return Found(routed, dense, routers, recogniser.shapes)
+    return Found(routed, dense, routers, attention, recogniser.shapes)
+
+
+def _attention(graph: ir.Graph, shapes: Shapes, onnxruntime: tuple[int, int]) -> list[AttentionLayer | RefusedAttention]:
+    """As many nodes, then as one."""
+    return [*attention_match.find(graph, shapes), *attention_nodes.find(graph, shapes, onnxruntime)]
 
 
 def _router(layer: MoELayer, shapes: Shapes) -> RouterMatch | str:
@@ -62,11 +78,15 @@ def hints(model: ir.Model) -> list[str]:
     found = []
     choices = sum(node.op_type == "TopK" for node in graph)
     if choices:
-        found.append(f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here")
+        found.append(
+            f"the model has {choices} TopK nodes: if they route to experts, it is written in a way that is not known here"
+        )
     inside = sum(node.op_type == "TopK" for node in graph.all_nodes()) - choices
     if inside:
         found.append(f"{inside} TopK nodes lie in branches or loops (If, Loop, Scan), which are not looked into")
     if model.functions:
         names = ", ".join(sorted({name for _, name, _ in model.functions})[:3])
-        found.append(f"the model calls functions of its own ({names}, ...), which are not looked into: onnx.inliner inlines them")
+        found.append(
+            f"the model calls functions of its own ({names}, ...), which are not looked into: onnx.inliner inlines them"
+        )
     return found

@@ -9,12 +9,15 @@ import onnx_ir as ir
 from .constants import attribute, axes_of, initializer_tensor
 
 # The output has as many dimensions as the operand that has most of them.
-_BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "Mod", "MatMul", "Equal", "And", "Or"})
+_BROADCASTING = frozenset({
+    "Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "Mod", "MatMul", "Equal", "And", "Or", "Less", "LessOrEqual",
+    "Greater", "GreaterOrEqual",
+})  # fmt: skip
 # The first output has as many dimensions as the first input. (The fused attention operators keep [B, S, features].)
 _LIKE_FIRST = frozenset({
     "Identity", "Cast", "CastLike", "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Erf", "Sin", "Cos", "Tanh", "Sigmoid",
     "Relu", "Gelu", "Softplus", "Softmax", "Clip", "Not", "Dropout", "Slice", "Transpose", "Concat", "Split", "TopK", "Trilu",
-    "CumSum",
+    "CumSum", "Tile",
     "ScatterElements", "ScatterND", "GatherElements", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "SkipSimplifiedLayerNormalization", "SkipLayerNormalization", "GroupQueryAttention", "MultiHeadAttention", "QuickGelu",
     "FastGelu", "BiasGelu", "MatMulNBits", "MoE", "QMoE",
@@ -82,8 +85,12 @@ def _from_operands(value: ir.Value, known, vector_length: Callable[[ir.Value], i
 def _from_arguments(node: ir.Node, ranks: list[int], vector_length: Callable[[ir.Value], int | None]) -> int | None:
     operator = node.op_type
     if operator in _REDUCTIONS:
+        if attribute(node, "keepdims", 1):
+            return ranks[0]
         axes = axes_of(node)
-        return ranks[0] if attribute(node, "keepdims", 1) else None if axes is None else ranks[0] - len(axes)
+        if axes is None:  # not given: over all axes; or not constant
+            return 0 if len(node.inputs) == 1 and not attribute(node, "noop_with_empty_axes", 0) else None
+        return ranks[0] - len(axes)
     if operator == "Gather":
         return ranks[0] - 1 + ranks[1]
     if operator in ("Unsqueeze", "Squeeze"):
@@ -99,4 +106,7 @@ def _from_arguments(node: ir.Node, ranks: list[int], vector_length: Callable[[ir
     if operator == "Expand":
         length = vector_length(node.inputs[1])
         return None if length is None else max(ranks[0], length)
-    return 2 if operator in ("Flatten", "Gemm") else None
+    if operator == "Einsum":
+        _, arrow, result = attribute(node, "equation", "").partition("->")
+        return len(result.replace(" ", "")) if arrow and "." not in result else None
+    return {"Flatten": 2, "Gemm": 2, "Range": 1, "Shape": 1}.get(operator)

@@ -152,10 +152,11 @@ class Reader:
 
     def number(self, value: ir.Value | None, rank: int = 1) -> float | None:
         """`value` as one constant number that leaves the shape of a table of `rank` axes as it is; otherwise None."""
-        array = None if value is None else small_constant(self._uncast(value))
+        array = None if value is None else small_constant(self.uncast(value))
         return float(array.item()) if array is not None and array.size == 1 and array.ndim <= rank else None
 
-    def _uncast(self, value: ir.Value) -> ir.Value:
+    def uncast(self, value: ir.Value) -> ir.Value:
+        """`value` without the casts before it in which nothing is rounded."""
         node = value.producer()
         while node is not None and (node.op_type == "Identity" or (node.op_type == "Cast" and self._is_exact(node))):
             value = node.inputs[0]
@@ -166,7 +167,7 @@ class Reader:
         """The number that all elements of `value` are, whatever its shape; otherwise None."""
         if value is None:
             return None
-        value = self._uncast(value)
+        value = self.uncast(value)
         node = value.producer()
         if node is not None and is_standard(node) and node.op_type == "ConstantOfShape":
             content = node.attributes.get("value")
@@ -210,7 +211,7 @@ class Reader:
             Refusal: another axis, or another type.
         """
         table = node.inputs[0]
-        version = _opset(node)
+        version = opset(node)
         axis = attribute(node, "axis", -1 if version is None or version >= 13 else 1)
         # Up to opset 12 the axes from `axis` on counted as one: the same where `axis` is the last.
         if not self.is_last_axis(axis, table):
@@ -299,7 +300,8 @@ def is_power_of_two(number: float) -> bool:
     return math.isfinite(number) and number > 0 and math.frexp(number)[0] == 0.5
 
 
-def _opset(node: ir.Node) -> int | None:
+def opset(node: ir.Node) -> int | None:
+    """The version of ONNX's operators that `node` is written for."""
     graph = node.graph
     if node.version is not None or graph is None:
         return node.version

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from . import ranks
+from .constant_views import slice_cuts, split_sizes
 from .constants import (
     LARGEST_SMALL_CONSTANT,
     attribute,
@@ -32,9 +33,9 @@ _PRODUCT = re.compile(r"[0-9A-Za-z_]+(\*[0-9A-Za-z_]+)*")
 # Operators that hand their first input's shape on, whatever they do to its elements.
 _SAME_SHAPE = frozenset({
     "Identity", "Cast", "Sigmoid", "Relu", "Tanh", "Erf", "Sqrt", "Neg", "Softmax", "Gelu", "Softplus", "Not", "Exp", "Abs",
-    "Reciprocal", "Clip", "ScatterElements",
+    "Reciprocal", "Clip", "ScatterElements", "Cos", "Sin",
 })  # fmt: skip
-_BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Greater", "Less", "And", "Or"})
+_BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Greater", "Less", "And", "Or", "Pow"})
 # Operators that hand a constant on, in another shape or type.
 _CONSTANT_VIEWS = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})
 _REDUCTIONS = frozenset({"ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceL1", "ReduceL2"})
@@ -139,17 +140,41 @@ class Shapes:
         if node is None:
             tensor = initializer_tensor(value)
             return None if tensor is None else tuple(Dim(int(size)) for size in tensor.shape)
-        if not is_standard(node) or (value is not node.outputs[0] and node.op_type != "TopK"):
+        if not is_standard(node) or (value is not node.outputs[0] and node.op_type not in ("TopK", "Split")):
             return None
+        if node.op_type == "Split":
+            return self._split(node, value)
         if node.op_type in _SAME_SHAPE:
             return self.shape(node.inputs[0])
         if node.op_type in _BROADCASTING:
-            return self._broadcast_operands(node) or self._broadcast_with_vector(value, node)
+            return self._broadcast_operands(node, value) or self._broadcast_with_vector(value, node)
         if node.op_type in _REDUCTIONS:
             axes = axes_of(node)
             return None if axes is None else self._reduced(node, axes)
         rule = _SHAPE_RULES.get(node.op_type)
         return None if rule is None else rule(self, node)
+
+    def _gather(self, node: ir.Node) -> Shape | None:
+        data, index = self.shape(node.inputs[0]), self.shape(node.inputs[1])
+        if not data or index is None:
+            return None
+        axis = attribute(node, "axis", 0) % len(data)
+        return (*data[:axis], *index, *data[axis + 1 :])
+
+    def _einsum(self, node: ir.Node) -> Shape | None:
+        """With every axis named by a letter of its own."""
+        terms, arrow, result = attribute(node, "equation", "").replace(" ", "").partition("->")
+        sizes: dict[str, Dim] = {}
+        for term, operand in zip(terms.split(","), node.inputs, strict=False):
+            shape = self.shape(operand)
+            if shape is None or len(shape) != len(term):
+                return None
+            sizes.update(zip(term, shape, strict=True))
+        return tuple(sizes[letter] for letter in result) if arrow and set(result) <= sizes.keys() else None
+
+    def _constant(self, node: ir.Node) -> Shape | None:
+        content = node.attributes.get("value")
+        return None if content is None else tuple(Dim(int(size)) for size in content.value.shape)
 
     def _broadcast_with_vector(self, value: ir.Value, node: ir.Node) -> Shape | None:
         """A constant vector (a norm's scale, a bias) fixes the last dimension; the other dimensions stay unknown."""
@@ -160,16 +185,27 @@ class Shapes:
                 return None if not shape else (*shape[:-1], Dim(int(tensor.shape[0])))
         return None
 
-    def _broadcast_operands(self, node: ir.Node) -> Shape | None:
+    def _broadcast_operands(self, node: ir.Node, value: ir.Value | None = None) -> Shape | None:
         """An Add of two computed values is not followed: a residual stream is one of them behind the other, and this goes
-        by recursion."""
-        if node.op_type == "Add" and not any(_is_constant(operand) for operand in node.inputs):
+        by recursion. One of two products is (a rotation)."""
+        if node.op_type == "Add" and not (any(map(_is_constant, node.inputs)) or all(map(_is_product, node.inputs))):
             return None
-        joined: Shape | None = ()
-        for operand in node.inputs:
-            shape = () if _is_number(operand) else self.shape(operand)
-            joined = None if shape is None or joined is None else self.broadcast(joined, shape)
-        return joined or None
+        shapes = [() if _is_number(operand) else self.shape(operand) for operand in node.inputs]
+        if None in shapes:
+            return None
+        rank = max(map(len, shapes))
+        padded = [(ONE,) * (rank - len(shape)) + shape for shape in shapes]
+        return tuple(
+            self._met(sizes, (value or node.outputs[0], axis)) for axis, sizes in enumerate(zip(*padded, strict=True))
+        )
+
+    def _met(self, sizes: Shape, key: tuple[ir.Value, int]) -> Dim:
+        """The size of an axis in which `sizes` meet; unknown where one of them may be 1."""
+        sizes = tuple(size for size in map(self.dims.simplify, sizes) if size != ONE)
+        for size in sizes:
+            if size.constant is not None or all(other == size for other in sizes):
+                return size
+        return self.dims.unknown(key) if sizes else ONE
 
     def _reduced(self, node: ir.Node, axes: tuple[int, ...]) -> Shape | None:
         shape = self.shape(node.inputs[0])
@@ -194,15 +230,18 @@ class Shapes:
         return self.shape(node.inputs[1])
 
     def _concat(self, node: ir.Node) -> Shape | None:
-        """Only where the sizes along the axis are all known."""
+        """The operator fails unless all axes but one agree; along that one the sum is known only if all sizes are."""
         shapes = [self.shape(operand) for operand in node.inputs]
         if not all(shapes) or len({len(shape) for shape in shapes}) != 1:
             return None
         axis = attribute(node, "axis", 0) % len(shapes[0])
-        sizes = [shape[axis].constant for shape in shapes]
-        rests = [shape[:axis] + shape[axis + 1 :] for shape in shapes]
-        alike = all(self.dims.same(a, b) for rest in rests for a, b in zip(rest, rests[0], strict=True))
-        return None if None in sizes or not alike else (*shapes[0][:axis], Dim(sum(sizes)), *shapes[0][axis + 1 :])
+        for other in shapes[1:]:
+            for place, pair in enumerate(zip(shapes[0], other, strict=True)):
+                if place != axis:
+                    self.dims.equate(*pair)
+        sizes = [self.dims.simplify(shape[axis]).constant for shape in shapes]
+        total = self.dims.unknown((node.outputs[0], axis)) if None in sizes else Dim(sum(sizes))
+        return tuple(total if place == axis else self.dims.simplify(size) for place, size in enumerate(shapes[0]))
 
     def _gemm(self, node: ir.Node) -> Shape | None:
         left, right = self.shape(node.inputs[0]), self.shape(node.inputs[1])
@@ -260,6 +299,28 @@ class Shapes:
         return tuple(joined)
 
     def _slice(self, node: ir.Node) -> Shape | None:
+        return self._slice_of_known(node) or self._slice_of_unknown(node)
+
+    def _slice_of_known(self, node: ir.Node) -> Shape | None:
+        """Of axes with constant sizes."""
+        shape = self.shape(node.inputs[0])
+        cuts = shape and slice_cuts(node, [self.dims.simplify(size).constant for size in shape], self._numbers)
+        return cuts and tuple(Dim(len(cuts[axis])) if axis in cuts else size for axis, size in enumerate(shape))
+
+    def _numbers(self, value: ir.Value) -> list[int] | None:
+        found = self.integers(value)
+        numbers = [] if found is None else [item.constant for item in found.items]
+        return None if found is None or None in numbers else numbers
+
+    def _split(self, node: ir.Node, value: ir.Value) -> Shape | None:
+        """Of an axis with a constant size."""
+        shape = self.shape(node.inputs[0])
+        axis = attribute(node, "axis", 0) % len(shape or (None,))
+        size = self.dims.simplify(shape[axis]).constant if shape else None
+        sizes = None if size is None else split_sizes(node, size)
+        return sizes and (*shape[:axis], Dim(sizes[node.outputs.index(value)]), *shape[axis + 1 :])
+
+    def _slice_of_unknown(self, node: ir.Node) -> Shape | None:
         """Only slices that keep an axis whole or keep its first element (what an exporter writes for ``x[:1]``)."""
         shape = self.shape(node.inputs[0])
         starts, ends = (small_constant(node.inputs[i]) if len(node.inputs) > i else None for i in (1, 2))
@@ -280,7 +341,12 @@ class Shapes:
 
     def _matrix_product(self, node: ir.Node) -> Shape | None:
         left, right = self.shape(node.inputs[0]), self.shape(node.inputs[1])
-        return (*left[:-1], right[1]) if left and right is not None and len(right) == 2 else None
+        if not left or right is None or len(right) < 2:
+            return None
+        if len(right) == 2:
+            return *left[:-1], right[1]
+        batch = self.broadcast(left[:-2], right[:-2])
+        return None if batch is None else (*batch, left[-2], right[-1])
 
     def _constant_of_shape(self, node: ir.Node) -> Shape | None:
         found = self.integers(node.inputs[0])
@@ -350,16 +416,21 @@ class Shapes:
         return Integers(found.items, not target.items)
 
     def _calculate(self, node: ir.Node) -> Integers | None:
-        """Sums, differences and quotients: of constants only."""
-        left, right = (self.integers(operand) for operand in node.inputs)
-        if left is None or right is None or len(left.items) != len(right.items):
+        """Sums, differences and quotients of constants; a sum of sizes is a size, too."""
+        operands = self._broadcast_integers(node)
+        if operands is None:
             return None
         items = []
-        for a, b in zip(left.items, right.items, strict=True):
-            if a.constant is None or b.constant is None or (node.op_type == "Div" and b.constant <= 0 or a.constant < 0):
+        for place, (a, b) in enumerate(zip(*operands[0], strict=True)):
+            if a.constant is None or b.constant is None:
+                if node.op_type != "Add" or a.factor < 0 or b.factor < 0:
+                    return None
+                items.append(self.dims.unknown((node.outputs[0], "sum", place)))
+                continue
+            if node.op_type == "Div" and b.constant <= 0 or a.constant < 0:
                 return None
             items.append(Dim(_ARITHMETIC[node.op_type](a.constant, b.constant)))
-        return Integers(tuple(items), left.is_scalar and right.is_scalar)
+        return Integers(tuple(items), operands[1])
 
     def _multiply_integers(self, node: ir.Node) -> Integers | None:
         operands = self._broadcast_integers(node)
@@ -418,6 +489,11 @@ def _is_number(value: ir.Value) -> bool:
     return array is not None and array.size == 1 and array.ndim <= 1
 
 
+def _is_product(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Mul" and is_standard(node)
+
+
 def _is_constant(value: ir.Value) -> bool:
     """Whether `value` is an initializer, or one number, or a view of an initializer."""
     node = value.producer()
@@ -451,6 +527,9 @@ _SHAPE_RULES = {
     "Concat": Shapes._concat,
     "Slice": Shapes._slice,
     "ConstantOfShape": Shapes._constant_of_shape,
+    "Constant": Shapes._constant,
+    "Gather": Shapes._gather,
+    "Einsum": Shapes._einsum,
 }
 _ARITHMETIC = {"Add": operator.add, "Sub": operator.sub, "Div": operator.floordiv}
 _INTEGER_RULES = {

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ort-hina {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    fuse = commands.add_parser("fuse", help="replace each MoE block by one node; the weights stay where they are")
+    fuse = commands.add_parser("fuse", help="replace each MoE block and each attention by one node; the weights stay")
     fuse.add_argument("model", type=Path, help="the ONNX file that an exporter wrote")
     fuse.add_argument("-o", "--output", type=Path, help="file to write, in the model's folder (default: *_hina.onnx)")
     fuse.add_argument(
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="fuse layers of which the export dropped experts; the result is as wrong as the file",
     )
+    fuse.add_argument("--no-attention", action="store_true", help="leave attention as it was exported")
     _add(fuse, _fuse)
 
     inspect = commands.add_parser("inspect", help="what a model holds, and what would be fused")
@@ -132,6 +133,7 @@ def _fused(options: argparse.Namespace, progress: Callable[[int, int], None] | N
         options.output,
         verify=options.verify,
         allow_lost_experts=options.allow_lost_experts,
+        attention=not options.no_attention,
         progress=progress,
     )
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from .graph_passes import pipeline
+from .graph_passes.attention_node import is_attention_node
 from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer, Refused
 from .graph_passes.moe_node import is_moe_node, make_replacement
+from .library import onnxruntime_version
 from .lost_experts import refused_if_lost
 from .model_file import ModelFile, read_model
-from .report import LayerReport, human_bytes, layer_sizes
-from .rewriting import describe
+from .report import AttentionReport, LayerReport, attention_sizes, human_bytes, layer_sizes
+from .rewriting import describe, describe_attention
 
 _DATA_TYPES = {int(dtype): dtype for dtype in ir.DataType}
 
@@ -42,8 +44,12 @@ class ModelInventory:
     nodes: int
     layers: list[LayerReport]
     """MoE layers as an exporter wrote them; `reason` says why one would not be fused, None that it would be."""
+    attention: list[AttentionReport]
+    """Attention as an exporter wrote it, of a model with such layers; `reason` as there."""
     fused_nodes: int
     """Nodes ``ort_hina::MoE`` that the model holds already."""
+    fused_attention: int
+    """Nodes ``ort_hina::GroupQueryAttention``."""
     bytes_by_kind: dict[str, int]
     """Weights of experts, and of all else."""
     bytes_by_dtype: dict[str, int]
@@ -68,11 +74,19 @@ class ModelInventory:
             f"  data file {file.location}: {human_bytes(file.size)}, of which the model uses {human_bytes(file.bytes_used)}"
             for file in self.external_files
         ]
+        if self.fused_attention:
+            lines.append(f"  fused attention nodes: {self.fused_attention}")
         if self.fused_nodes:
             lines.append(f"  fused mixture-of-experts nodes: {self.fused_nodes}")
         lines.append(f"  mixture-of-experts layers to fuse: {self.fusable} of {len(self.layers)} found")
         for layer in self.layers:
             what = layer_sizes(layer) if layer.reason is None else f"would stay as it is: {layer.reason}"
+            lines.append(f"    {layer.where}: {what}")
+        if self.attention:
+            count = sum(layer.reason is None for layer in self.attention)
+            lines.append(f"  attention to fuse: {count} of {len(self.attention)} found")
+        for layer in self.attention:
+            what = attention_sizes(layer) if layer.reason is None else f"would stay as it is: {layer.reason}"
             lines.append(f"    {layer.where}: {what}")
         return "\n".join(lines)
 
@@ -87,7 +101,8 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
     graph = source.model.graph
     nodes = len(graph)
     remove_unused(graph)  # as `fuse` does: what nobody uses is no reason to refuse
-    found = [refused_if_lost(layer) for layer in pipeline.find(graph).routed]
+    contents = pipeline.find(graph, onnxruntime_version())
+    found = [refused_if_lost(layer) for layer in contents.routed]
     weights = {id(value.const_value): value.const_value for value in graph.initializers.values() if value.const_value}
     windows = _window_types(graph)
     experts = _expert_tensors(found) | windows.keys()
@@ -97,6 +112,8 @@ def inspect(model: str | os.PathLike) -> ModelInventory:
         opsets=dict(graph.opset_imports),
         nodes=nodes,
         layers=[_describe(layer) for layer in found],
+        attention=[describe_attention(layer) for layer in contents.attention],
+        fused_attention=sum(is_attention_node(node) for node in graph),
         fused_nodes=sum(is_moe_node(node) for node in graph),
         bytes_by_kind={
             "experts": _covered(weights[identity] for identity in experts),

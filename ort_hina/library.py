@@ -89,9 +89,20 @@ def register(session_options: SessionOptions, *, threads: int | None = None, com
     session_options.add_session_config_entry(_REGISTERED_ENTRY, path)
 
 
+def onnxruntime_version() -> tuple[int, int]:
+    """Major and minor version of the installed onnxruntime."""
+    import onnxruntime
+
+    return _numbers(onnxruntime.__version__)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return major, minor
+
+
 def _check_onnxruntime(version: str) -> None:
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    if numbers < OLDEST_ONNXRUNTIME:
+    if _numbers(version) < OLDEST_ONNXRUNTIME:
         from .version import __version__
 
         needed = ".".join(map(str, OLDEST_ONNXRUNTIME))

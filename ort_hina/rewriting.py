@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from .graph_passes.attention_layer import AttentionLayer, RefusedAttention
+from .graph_passes.attention_node import make_attention_node, put_attention_node, replaced_values
 from .graph_passes.domain import DOMAIN
 from .graph_passes.moe_layer import MoELayer, Refused
 from .graph_passes.moe_node import make_replacement, put_replacement
@@ -13,8 +15,9 @@ from .graph_passes.router_node import make_router_node, put_router_node
 from .graph_passes.slices import where_of
 from .lost_experts import lost_text, refused_if_lost
 from .model_file import ModelFile
-from .report import LayerReport
+from .report import AttentionReport, LayerReport
 from .verify import Verdict, verify_layer
+from .verify_attention import verify_attention
 from .verify_router import verify_router
 
 
@@ -55,6 +58,29 @@ class Rewriter:
             report.router = self._fuse_router(self._found.router_of(checked), verify)
         return report
 
+    def fuse_attention(self, layer: AttentionLayer | RefusedAttention, verify: bool) -> AttentionReport:
+        """Fuses `layer`, or leaves it as it is; the report says which, and why."""
+        report = describe_attention(layer)
+        if isinstance(layer, RefusedAttention):
+            return report
+        layer = layer.with_values(self._current)
+        node = make_attention_node(layer)
+        if verify:
+            verdict = verify_attention(layer, node, self._source.model, self._source.folder, shapes=self._found.shapes)
+            report.verification, report.difference = verdict.state, verdict.difference
+            report.tolerance, report.verification_seconds = verdict.tolerance, verdict.seconds
+            if not verdict.allows_fusing:
+                report.reason = f"verification failed: {verdict.detail}"
+                self._warnings.append(f"attention of {report.where} stays unfused: {report.reason}")
+                return report
+            if verdict.state != "verified":
+                self._warnings.append(f"attention of {report.where} was fused without proof by running: {verdict.detail}")
+        self._make_unique(node)
+        results = put_attention_node(self._source.model.graph, layer, node)
+        self._replaced |= dict(zip(replaced_values(layer), results, strict=True))
+        report.fused, report.reason = True, None
+        return report
+
     def _current(self, value: ir.Value | None) -> ir.Value | None:
         while value in self._replaced:
             value = self._replaced[value]
@@ -92,6 +118,33 @@ class Rewriter:
         report.tolerance, report.verification_seconds = verdict.tolerance, verdict.seconds
         if verdict.allows_fusing and verdict.state != "verified":
             self._warnings.append(f"{report.where} was fused without proof by running: {verdict.detail}")
+
+
+def describe_attention(layer: AttentionLayer | RefusedAttention) -> AttentionReport:
+    """A report about attention that is not fused (yet)."""
+    if isinstance(layer, RefusedAttention):
+        return AttentionReport(layer.where, False, layer.reason)
+    masks = {(True, False): "causal", (True, True): "causal and attention_mask", (False, False): "none"}
+    rotary = "interleaved" if layer.rotary_interleaved else "half"
+    return AttentionReport(
+        where=layer.where,
+        fused=False,
+        reason=None,
+        num_heads=layer.num_heads,
+        kv_num_heads=layer.kv_num_heads,
+        head_size=layer.head_size,
+        value_head_size=layer.value_head_size,
+        dtype=layer.dtype.name.lower() if layer.dtype is not None else None,
+        rotary=rotary if layer.cos_cache is not None else "",
+        normalised=layer.q_norm_weight is not None or layer.k_norm_weight is not None,
+        sinks=layer.head_sink is not None,
+        window=None if layer.local_window_size == -1 else layer.local_window_size,
+        mask=masks[layer.causal, layer.attention_mask is not None]
+        if layer.attention_bias is None
+        else "as the graph computes it",
+        notes=list(layer.notes),
+        nodes=len(layer.nodes),
+    )
 
 
 def describe(layer: MoELayer | Refused) -> LayerReport:

@@ -63,7 +63,8 @@ AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rul
   problem_.causal = rule.causal;
   problem_.window = rule.window;
   plan_ = plan::plan_attention(problem_);
-  cache_ = std::make_unique<CacheUpdate>(in, rule.kv_heads, problem_.batch, ops);
+  old_apart_ = plan_.blocks == in.batch * rule.kv_heads;
+  cache_ = std::make_unique<CacheUpdate>(in, rule.kv_heads, problem_.batch, old_apart_ ? &plan_.units : nullptr, ops);
   updated_.reset(new runtime::Event[in.batch]());
   done_.reset(new std::atomic<uint32_t>[plan_.blocks]());
   size_t row = 0;
@@ -136,7 +137,7 @@ void AttentionCall::work(Scratch& scratch) {
     if (own.begin < caches) {
       const CacheItem& update = cache_->items()[own.begin];
       cache_->run(update, scratch.key_heads, scratch.head.data());
-      updated_[update.batch].fetch_add(1, std::memory_order_release);
+      if (update.awaited) updated_[update.batch].fetch_add(1, std::memory_order_release);
       continue;
     }
     const plan::AttentionUnit* const units = plan_.units.data() - caches;
@@ -186,23 +187,32 @@ kernels::AttentionState AttentionCall::state_of(const plan::AttentionUnit& unit,
   return empty_state(&partials_[state_floats(partial_begin_[number], in_.values.size)], rows, in_.values.size);
 }
 
-// The row of the present caches where those of the unit's head begin.
-size_t AttentionCall::first_row(const plan::AttentionUnit& unit) const {
-  return (unit.batch * rule_.kv_heads + unit.head) * in_.keys.present_length;
+// Of one head's keys and values, where old rows are read, and where new ones are.
+struct AttentionCall::HeadCaches {
+  const uint8_t *old_keys, *old_values, *keys, *values;
+};
+
+AttentionCall::HeadCaches AttentionCall::caches_of(const plan::AttentionUnit& unit) const {
+  const size_t number = unit.batch * rule_.kv_heads + unit.head;
+  const auto head_of = [&](const void* cache, size_t length, size_t size) {
+    return element_at(cache, number * length * size, in_.type);
+  };
+  const auto present = [&](const Cache& cache) { return head_of(cache.present, cache.present_length, cache.size); };
+  const auto old = [&](const Cache& cache) {
+    return cache_->by_units() && cache.past ? head_of(cache.past, cache.past_length, cache.size) : present(cache);
+  };
+  return {old(in_.keys), old(in_.values), present(in_.keys), present(in_.values)};
 }
 
 // What the unit's queries see of its keys, added to the state.
 void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const plan::AttentionUnit* next,
                              const kernels::AttentionState& state, Scratch& scratch) const {
-  const size_t first = first_row(unit);
   pack_queries(unit, scratch);
   set_ranges(unit, scratch);
   runtime::await(updated_[unit.batch], cache_->items_of(unit.batch));
   kernels::AttendArgs args = {};
   args.queries = scratch.queries.data();
   args.rows = unit.queries * problem_.group;
-  args.keys = element_at(in_.keys.present, first * in_.keys.size, in_.type);
-  args.values = element_at(in_.values.present, first * in_.values.size, in_.type);
   args.type = in_.type;
   args.key_size = in_.keys.size;
   args.value_size = in_.values.size;
@@ -214,13 +224,22 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const plan::Attent
   args.scratch = scratch.attend.get();
   args.state = state;
   if (next) {
-    args.next_keys = element_at(in_.keys.present, (first_row(*next) + next->keys.begin) * in_.keys.size, in_.type);
+    args.next_keys = caches_of(*next).old_keys + next->keys.begin * in_.keys.size * size_of(in_.type);
     args.next_count = next->keys.end - next->keys.begin;
   }
+  const HeadCaches caches = caches_of(unit);
+  const auto sum_range = [&](size_t begin, size_t end, const uint8_t* keys, const uint8_t* values) {
+    if (begin >= end) return;
+    args.keys = keys;
+    args.values = values;
+    args.range = {begin, end};
+    ops_.attend(args);
+  };
+  const size_t old = old_apart_ ? problem_.batch[unit.batch].past : 0;
   // Keys that the mask hides are not read at all: what lies there may be anything.
   for_each_run_in(runs_[unit.batch], unit.keys, [&](const kernels::KeyRange& keys) {
-    args.range = keys;
-    ops_.attend(args);
+    sum_range(keys.begin, std::min(keys.end, old), caches.old_keys, caches.old_values);
+    sum_range(std::max(keys.begin, old), keys.end, caches.keys, caches.values);
   });
 }
 
@@ -228,6 +247,7 @@ void AttentionCall::attend(const plan::AttentionUnit& unit, const plan::Attentio
   const size_t rows = unit.queries * problem_.group;
   const kernels::AttentionState state = state_of(unit, scratch);
   if (unit.keys.begin < unit.keys.end) sum_keys(unit, next, state, scratch);
+  if (cache_->by_units()) cache_->carry_over(unit);
   if (unit.parts == 1) return finish(unit, &state, scratch);
   // The last to come sees what all others wrote.
   if (done_[unit.block].fetch_add(1, std::memory_order_acq_rel) + 1 < unit.parts) return;

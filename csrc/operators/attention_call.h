@@ -21,6 +21,7 @@ class AttentionCall {
 
  private:
   struct Scratch;
+  struct HeadCaches;
 
   void read_sequences();
   std::unique_ptr<RmsNorm> norm_of(const HeadNorm& norm, size_t heads, float epsilon) const;
@@ -32,7 +33,7 @@ class AttentionCall {
   Claim claim();
   void work(Scratch& scratch);
   void attend(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, Scratch& scratch);
-  size_t first_row(const plan::AttentionUnit& unit) const;
+  HeadCaches caches_of(const plan::AttentionUnit& unit) const;
   void sum_keys(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, const kernels::AttentionState& state,
                 Scratch& scratch) const;
   void pack_queries(const plan::AttentionUnit& unit, Scratch& scratch) const;
@@ -51,6 +52,9 @@ class AttentionCall {
   std::vector<float> sinks_;  // of each head; empty: none
   std::vector<std::unique_ptr<Scratch>> scratch_;  // of each thread, made before the region, which must not throw
   std::atomic<size_t> next_{0};
+  // Each key is in one unit, which sums old ones apart from new ones: so it may read them from the past, and the answer has the
+  // same bits wherever that lies.
+  bool old_apart_;
   std::unique_ptr<CacheUpdate> cache_;
   std::unique_ptr<runtime::Event[]> updated_;    // items of each sequence's caches
   std::unique_ptr<std::atomic<uint32_t>[]> done_;  // parts of each block

@@ -44,7 +44,8 @@ def build(variant: str, directory: Path) -> DemoFiles:
     fused = directory / "model_hina.onnx"
     with Progress("Fusing it, and verifying every layer") as progress:
         report = fuse(unfused, fused, progress=progress.show)
-    if not report.layers or report.fused < len(report.layers):
+    found = [*report.layers, *report.attention]
+    if not report.layers or not report.attention or not all(part.fused for part in found):
         raise OrtHinaError(f"not every layer was fused:\n{report.to_text()}")
     return DemoFiles(directory / "pytorch", unfused, fused, report)
 

@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 from one_buffer import OneBufferDecoder, greedy, main
 
+import ort_hina
 from ort_hina.demo import memory
 from support.small_decoder import VOCABULARY, decoder_session, write_decoder
 
@@ -120,6 +121,26 @@ def _growth(steps: int) -> int:
 @pytest.mark.parametrize("steps", [200, pytest.param(4000, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_steps(steps):
     assert _growth(steps) <= 1 << 20
+
+
+def test_a_fused_export_writes_what_it_writes_with_growing_caches(tiny_copy):
+    """A prompt and a shorter one, padded at its left; tokens of Optimum's `generate`."""
+    pytest.importorskip("optimum.onnxruntime")
+    import torch
+
+    file = tiny_copy("qwen3_moe")
+    report = ort_hina.fuse(file)
+    assert report.attention_fused and report.one_buffer is None
+    prompt, mask = _ids(2, 9) + 3, np.ones((2, 9), np.int64)
+    mask[1, :4] = 0
+    model = ort_hina.ORTModelForCausalLM.from_pretrained(file.parent)
+    inputs = {"input_ids": torch.tensor(prompt), "attention_mask": torch.tensor(mask)}
+    expected = model.generate(**inputs, do_sample=False, max_new_tokens=40, min_new_tokens=40)[:, 9:]
+    options = onnxruntime.SessionOptions()
+    ort_hina.register(options)
+    session = onnxruntime.InferenceSession(report.output, options)
+    steps = greedy(OneBufferDecoder(session, 2, 64), prompt, mask)
+    np.testing.assert_array_equal(np.concatenate([next(steps) for _ in range(40)], axis=1), expected.numpy())
 
 
 def test_the_command_writes_the_likeliest_tokens(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from support import fixtures
 from support.prompts import greedy, prefill_and_step
 
 import ort_hina
-from ort_hina.models.onnx_cases import open_session, run_block, run_model
+from ort_hina.models.onnx_cases import open_session, real_tokens, run_block, run_model
 
 # Differences of the answers, relative to the largest of them. float: sums of the same products in another order, through
 # two layers. float16: the unfused file rounds after every operator.
@@ -127,6 +127,10 @@ FUSED = {
 COUNTS = {name: counts for counts, names in FUSED.items() for name in names}
 
 
+# Attention that stays: in how many layers, and why.
+REFUSED_ATTENTION = {"gpt_oss-genai": (1, "a cache that keeps the window alone is not supported")}
+
+
 def test_the_table_is_complete():
     assert set(COUNTS) | set(REFUSED) | set(NOT_FOUND) == set(fixtures.index())
 
@@ -148,9 +152,23 @@ def test_export(name, tmp_path):
         assert len(report.layers) == count
         return
     assert {(layer.num_experts, layer.k) for layer in report.layers} == {(entry["experts"], entry["k"])}
+    if entry["whole_model"]:
+        _check_attention(name, report)
     sessions = _sessions(model, report.output)
     _check_signature(*sessions)
     _compare(entry, *sessions)
+
+
+def _check_attention(name, report):
+    """One node for each layer, whatever it was before."""
+    refused = [layer.reason for layer in report.attention if not layer.fused]
+    count, reason = REFUSED_ATTENTION.get(name, (0, ""))
+    assert len(refused) == count and all(reason in text for text in refused), report.to_text()
+    assert {layer.verification for layer in report.attention if layer.fused} == {"verified"}, report.to_text()
+    fused = onnx.load(report.output, load_external_data=False)
+    nodes = [node for node in fused.graph.node if node.op_type == "GroupQueryAttention" and node.domain == "ort_hina"]
+    caches = [value for value in fused.graph.input if len(value.type.tensor_type.shape.dim) == 4]
+    assert len(nodes) == report.attention_fused == len(caches) // 2 - count
 
 
 def _sessions(model, fused):
@@ -175,13 +193,21 @@ def _compare(entry, *sessions):
         (expected, failed), (found, errors) = (run_model(session, entry["state_sizes"]) for session in sessions)
     else:
         (expected, failed), (found, errors) = (run_block(session) for session in sessions)
-    # The builder's graphs do not take left padding, fused or not.
+    # The builder's graphs do not take left padding, fused or not: what they take for padding lies behind a sequence's end.
     assert set(errors) == set(failed) and set(found) == set(expected) and found
+    # In half precision a near tie may send a token to another expert, in either file. All that comes behind it in its
+    # sequence, later steps included, then differs as well: that may happen to two of the ten sequences of all cases.
+    strayed, real = set(), real_tokens()
     for key, answer in expected.items():
-        rows = np.abs(found[key] - answer).max(axis=-1) / np.abs(answer).max()
-        # In half precision a near tie may send a token to another expert, in either file.
-        ties = 0 if entry["dtype"] == "fp32" else max(1, rows.size // 20)
-        assert (rows > TOLERANCE[entry["dtype"]]).sum() <= ties, (key, np.sort(rows.ravel())[-3:])
+        difference = np.abs(found[key] - answer)
+        rows = (difference.max(axis=-1) / np.abs(answer).max()).reshape(len(answer), -1)
+        wrong = rows > TOLERANCE[entry["dtype"]]
+        if entry["exporter"] == "genai" and "left-padded" in key:
+            continue
+        if entry["whole_model"]:
+            wrong &= real[key]  # of padding, which sees no key, fused attention makes 0, and a file whatever its mask does
+        strayed |= {(key.partition("/")[0], int(sequence)) for sequence in np.nonzero(wrong)[0]}
+    assert len(strayed) <= (0 if entry["dtype"] == "fp32" else 2), strayed
 
 
 @pytest.mark.parametrize(

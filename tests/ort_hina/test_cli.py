@@ -47,6 +47,14 @@ def test_fuse_takes_an_output_and_how_much_to_verify(tiny_copy, verify):
     assert output.is_file() and not (model.parent / "model_hina.onnx").exists()
 
 
+def test_fuse_leaves_attention_alone_if_asked_to(tiny_copy, tmp_path):
+    counts = []
+    for flags in ([], ["--no-attention"]):
+        assert cli.main(["fuse", str(tiny_copy()), "--json", str(tmp_path / "report"), *flags]) == 0
+        counts.append(json.loads((tmp_path / "report").read_text(encoding="utf-8"))["attention_fused"])
+    assert counts == [2, 0]
+
+
 def test_how_much_to_verify_reaches_the_fuser_as_it_was_meant(monkeypatch):
     parsed = [cli._parser().parse_args(["fuse", "m", "--verify", text]).verify for text in ("all", "none", "7")]
     assert parsed == ["all", "none", 7]

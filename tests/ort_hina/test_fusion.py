@@ -94,7 +94,7 @@ def test_kept_names_and_interface(tiny_copy):
     assert {node.output[0] for node in moe_nodes(output)} <= names
     assert before.graph.input == after.graph.input and before.graph.output == after.graph.output
     assert (before.producer_name, before.ir_version) == (after.producer_name, after.ir_version)
-    assert {(o.domain, o.version) for o in after.opset_import} == {("", 18), ("ort_hina", 1)}
+    assert {(o.domain, o.version) for o in after.opset_import} == {("", 18), ("ort_hina", 1), ("com.microsoft", 1)}
     used = {name for node in after.graph.node for name in node.input}
     assert {tensor.name for tensor in after.graph.initializer} <= used
 
@@ -276,3 +276,46 @@ def test_progress_is_told_before_the_first_layer_and_after_each(tiny_copy):
     told = []
     fuse(tiny_copy("qwen3_moe"), verify="none", progress=lambda done, total: told.append((done, total)))
     assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_attention_can_be_left_alone(tiny_copy):
+    report = fuse(tiny_copy(), attention=False)
+    assert report.fused and not report.attention and report.one_buffer is None
+    nodes = onnx.load(report.output, load_external_data=False).graph.node
+    assert "GroupQueryAttention" not in [node.op_type for node in nodes] and "Softmax" in [node.op_type for node in nodes]
+
+
+def test_the_report_tells_of_attention(tiny_copy):
+    report = fuse(tiny_copy())
+    assert report.attention_fused == len(report.attention) == len(report.layers)
+    text = report.to_text()
+    assert "attention of 2 of 2" in text and "4 heads for 2 of 32, float, mask: causal and attention_mask, rotary (half), q/k norm" in text
+    assert "caches: one buffer may be bound as past and present" in text
+    found = json.loads(report.to_json())
+    assert found["attention_fused"] == 2 and found["attention"][0]["verification"] == "verified"
+
+
+@pytest.mark.parametrize(("verify", "verified"), [("none", 0), (1, 1), ("all", 2)])
+def test_how_much_attention_is_verified(tiny_copy, verify, verified):
+    report = fuse(tiny_copy(), verify=verify)
+    assert sum(layer.verification == "verified" for layer in report.attention) == verified
+
+
+def test_attention_that_fails_verification_stays(tiny_copy, monkeypatch):
+    from ort_hina import rewriting
+    from ort_hina.verify import Verdict
+
+    monkeypatch.setattr(rewriting, "verify_attention", lambda *_, **__: Verdict("failed", 1.0, 1e-4, 0.0, "differs"))
+    report = fuse(tiny_copy())
+    assert report.fused == 2 and report.attention_fused == 0 and report.output is not None
+    assert all(layer.reason == "verification failed: differs" for layer in report.attention)
+    assert sum("attention of" in warning for warning in report.warnings) == 2
+
+
+def test_attention_of_a_model_without_fused_experts_is_none_of_our_business(tiny_copy, monkeypatch):
+    from ort_hina import rewriting
+    from ort_hina.verify import Verdict
+
+    monkeypatch.setattr(rewriting, "verify_layer", lambda *_, **__: Verdict("failed", 1.0, 1e-4, 0.0, "differs"))
+    report = fuse(tiny_copy())
+    assert report.output is None and not report.attention

@@ -26,6 +26,7 @@ def test_an_export(tiny_export):
     assert file.bytes_used == sum(inventory.bytes_by_kind.values()) == sum(inventory.bytes_by_dtype.values()) <= file.size
     text = inventory.to_text()
     assert "mixture-of-experts layers to fuse: 1 of 1 found" in text and layer.where in text
+    assert "attention to fuse: 2 of 2 found" in text and "4 heads for 2 of 32" in text
     assert json.loads(inventory.to_json())["fusable"] == 1
 
 
@@ -46,7 +47,8 @@ def test_a_fused_model(tiny_copy):
     path = tiny_copy()
     before, after = inspect(path), inspect(fuse(path, verify="none").output)
     assert (after.fused_nodes, after.layers, after.bytes_by_kind) == (2, [], before.bytes_by_kind)
-    assert "fused mixture-of-experts nodes: 2" in after.to_text()
+    assert (len(before.attention), before.fused_attention) == (2, 0) and (after.attention, after.fused_attention) == ([], 2)
+    assert "fused mixture-of-experts nodes: 2" in after.to_text() and "fused attention nodes: 2" in after.to_text()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
