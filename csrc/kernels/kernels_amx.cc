@@ -29,6 +29,8 @@ namespace {
 #include "kernels/attention.inl"
 #include "kernels/bf16_weights.inl"
 #include "kernels/attention_bf16.inl"
+#include "kernels/attention_amx_scores.inl"
+#include "kernels/attention_amx_values.inl"
 #include "kernels/attention_amx.inl"
 
 // Cycles for an element of W, worked out for blocks of 32 × 32 (never measured): a product of tiles takes 16, so a block
