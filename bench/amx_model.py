@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -142,14 +143,20 @@ def predict(shape: MoeShape, layout: str, m: int, counter: Counter) -> Predictio
     )  # fmt: skip
 
 
-def emulated_counter() -> Counter:
-    """Counts of the table's AMX kernels for bf16 weights, each on weights and tokens of ones."""
+def counting() -> ModuleType:
+    """The emulator, which counts AMX instructions from now on."""
     # Before the first look at the CPU's levels.
     os.environ["ORT_HINA_EMULATED_AMX"] = "1"
-    from ort_hina import _native
     from tests.support import emulator
 
     emulator.install()
+    return emulator
+
+
+def emulated_counter() -> Counter:
+    """Counts of the table's AMX kernels for bf16 weights, each on weights and tokens of ones."""
+    emulator = counting()
+    from ort_hina import _native
 
     def count(layout: str, m: int, n: int, k: int) -> Counts:
         bf16_one = np.full(n * k, 0x3F80, np.uint16).view(np.uint8)

@@ -10,8 +10,9 @@
 constexpr size_t kMostColumns = 12;
 
 // `Form`: how operands and sums lie in memory. weights(column) and tokens(row) are the operands of the panel at hand,
-// sum(column, row, slot) is where a tile of C goes (slot: its number within a piece), `resume` whether it begins with what
-// lies there, finish(column, row, sum) brings it into the caller's C, and `ahead` is what the micro-kernels do beside.
+// sum(column, row, slot) is where a tile of C goes (slot: its number within a piece), in rows `sum_stride` bytes apart,
+// `resume` whether it begins with what lies there, finish(column, row, sum) brings it into the caller's C, and `ahead` is what
+// the micro-kernels do beside.
 template <class Form>
 class Cover {
  public:
@@ -93,6 +94,7 @@ class Cover {
     p.y_step = kXIsWeights ? Form::kTokenStep : Form::kWeightStep;
     p.steps = form_.steps;
     p.resume = form_.resume;
+    p.sum_stride = form_.sum_stride;
     for (size_t i = 0; i < x_count; ++i) p.x[i] = kXIsWeights ? form_.weights(x[i]) : form_.tokens(x[i]);
     for (size_t j = 0; j < y_count; ++j) p.y[j] = kXIsWeights ? form_.tokens(y[j]) : form_.weights(y[j]);
 

@@ -48,6 +48,7 @@ struct FormKN {
   static constexpr bool kStreamA = false;
   static constexpr size_t kWeightStep = kTileBytes;
   static constexpr size_t kTokenStep = kTileRowBytes;
+  static constexpr size_t sum_stride = kTileRowBytes;
   static constexpr bool resume = false;
   // A line's sums, a copy of the last block of tokens, then two blocks' weights.
   static constexpr size_t kTokensAt = kMostLine * kTileBytes;

@@ -22,6 +22,7 @@ struct StreamKN {
   static constexpr bool kStreamA = false;
   static constexpr size_t kWeightStep = kTileBytes;
   static constexpr size_t kTokenStep = kTileRowBytes;
+  static constexpr size_t sum_stride = kTileRowBytes;
 
   const MatmulArgs& p;
   const Panels panels;

@@ -20,6 +20,7 @@ struct FormNK {
   static constexpr bool kStreamA = kStream && T == DataType::kBF16;
   static constexpr size_t kWeightStep = kTileRowBytes;
   static constexpr size_t kTokenStep = kTileBytes;
+  static constexpr size_t sum_stride = kTileRowBytes;
   static constexpr bool resume = false;
   // A line's sums, then copies of a block's weights.
   static constexpr size_t kScratch = kMostLine * kTileBytes + kMostColumns * kCopiedTileBytes;

@@ -55,6 +55,7 @@ struct Piece {
   Operand x[kMostLine];
   Operand y[kMostLine];
   float* sums[kMostLine];
+  size_t sum_stride;      // bytes from one of a tile's rows to the next
   size_t x_step, y_step;  // bytes from one step of 32 inputs to the next
   size_t steps;
   bool resume;  // add to what `sums` hold
@@ -64,13 +65,13 @@ template <int kCount>
 inline void begin_sums(const Piece& p) {
   for_each_index<kCount>([&](auto i) {
     constexpr int kI = decltype(i)::value;
-    p.resume ? tile_load<kI>(p.sums[kI], kTileRowBytes) : tile_zero<kI>();
+    p.resume ? tile_load<kI>(p.sums[kI], p.sum_stride) : tile_zero<kI>();
   });
 }
 
 template <int kCount>
 inline void end_sums(const Piece& p) {
-  for_each_index<kCount>([&](auto i) { tile_store<decltype(i)::value>(p.sums[decltype(i)::value]); });
+  for_each_index<kCount>([&](auto i) { tile_store<decltype(i)::value>(p.sums[decltype(i)::value], p.sum_stride); });
 }
 
 // Which operand x is, and whether A is read past the caches.

@@ -36,8 +36,8 @@ inline void tile_stream_load(const void* from, size_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 template <int kTile>
-inline void tile_store(void* to) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(kTileRowBytes), "i"(kTile) : "memory");
+inline void tile_store(void* to, size_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
 }
 // C += A·B
 template <int kC, int kA, int kB>

@@ -26,12 +26,13 @@ constexpr size_t kCopiedTileBytes = kTileRows * kCopiedRowBytes;
 
 // 16 rows of `inputs` elements as bf16, in whole steps; absent rows and inputs are 0.
 template <DataType T>
-void copy_rows(const uint8_t* from, size_t row_bytes, size_t rows, size_t inputs, uint8_t* to) {
+void copy_rows(const uint8_t* from, size_t row_bytes, size_t rows, size_t inputs, uint8_t* to,
+               size_t to_bytes = kCopiedRowBytes) {
   for (size_t r = 0; r < kTileRows; ++r) {
     const uint8_t* row = from + (r < rows ? r * row_bytes : 0);
     for (size_t i = 0; i < inputs; i += kBlockInputs) {
       const __mmask32 mask = r < rows ? head32(inputs - i) : 0;
-      store_line(to + r * kCopiedRowBytes + i * sizeof(uint16_t), load_weights<T>(row + i * size_of(T), mask));
+      store_line(to + r * to_bytes + i * sizeof(uint16_t), load_weights<T>(row + i * size_of(T), mask));
     }
   }
 }

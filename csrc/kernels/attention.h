@@ -26,10 +26,18 @@ struct AttentionState {
 // Rows are computed with in whole vectors of them.
 constexpr size_t padded_rows(size_t rows) { return (rows + 15) / 16 * 16; }
 
+// Where there are tiles: a block's keys in bf16, or 128 columns of its values, a cache line behind each 16 of them; and the
+// sums of six tiles.
+constexpr size_t attend_tiles(size_t key_size) {
+  const size_t keys = kAttentionKeys * padded_head(key_size) / 2, values = 8 * (kAttentionKeys * 16 / 2 + 16);
+  return (keys > values ? keys : values) + 6 * 256;
+}
+
 // Elements of AttendArgs::scratch, in terms of these rows: queries in lanes, scores, weights and what each row sees; and
-// besides a few keys, widened, a bias, and what the parts lose to alignment.
+// besides a few keys, widened, a bias, tiles, and what the parts lose to alignment.
 constexpr size_t attend_scratch(size_t rows, size_t key_size) {
-  return padded_rows(rows) * (padded_head(key_size) + 2 * kAttentionKeys + 9) + 16 * padded_head(key_size) + 512;
+  return padded_rows(rows) * (padded_head(key_size) + 2 * kAttentionKeys + 9) + 16 * padded_head(key_size) +
+         attend_tiles(key_size) + 512;
 }
 
 // Query rows against the keys of one cache; the state is carried on. A key that a row does not see is as if it were absent,

@@ -60,6 +60,10 @@ inline void half_score_keys(const AttendArgs& p, const AttendScratch& s, const u
 // 32 columns in two vectors as interleaving two rows of bf16 gives them: of each eight the first four are in one vector, the
 // last four in the other. The values that are summed stay in this order during a call.
 struct ColumnOrder {
+  static void to_pairs(const AttendArgs& p) { for_each_group(p, to_pairs); }
+  static void to_columns(const AttendArgs& p) { for_each_group(p, to_columns); }
+
+ private:
   static void to_pairs(float* x) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
     apply(x, low, _mm512_add_epi32(low, _mm512_set1_epi32(4)));
@@ -68,12 +72,14 @@ struct ColumnOrder {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     apply(x, low, _mm512_add_epi32(low, _mm512_set1_epi32(8)));
   }
-
- private:
   static void apply(float* x, __m512i low, __m512i high) {
     const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
     _mm512_storeu_ps(x, _mm512_permutex2var_ps(a, low, b));
     _mm512_storeu_ps(x + 16, _mm512_permutex2var_ps(a, high, b));
+  }
+  static void for_each_group(const AttendArgs& p, void (*change)(float*)) {
+    for (size_t r = 0; r < p.rows; ++r)
+      for (size_t column = 0; column < p.value_size; column += 32) change(p.state.values + r * p.state.ld + column);
   }
 };
 
@@ -160,7 +166,7 @@ struct HalfAttention {
       FewRows::begin(p, s);
       HalfDots::round_queries(s, FewRows::kMost);
     }
-    for_each_group(p, ColumnOrder::to_pairs);
+    ColumnOrder::to_pairs(p);
   }
   static void scores(const AttendArgs& p, const AttendScratch& s, const uint8_t* keys, size_t count, Ahead ahead) {
     if (p.rows <= FewRows::kMost) return score_dots<HalfDots, DataType::kBF16>(p, s, keys, count, ahead);
@@ -178,17 +184,11 @@ struct HalfAttention {
     pair_rows(s.scores, count, s.lanes, s.weights);
     AddValues<HalfValueTile>{p, s, values, seen, count, ahead}.run();
   }
-  static void end(const AttendArgs& p, const AttendScratch&) { for_each_group(p, ColumnOrder::to_columns); }
-
- private:
-  static void for_each_group(const AttendArgs& p, void (*change)(float*)) {
-    for (size_t r = 0; r < p.rows; ++r)
-      for (size_t column = 0; column < p.value_size; column += 32) change(p.state.values + r * p.state.ld + column);
-  }
+  static void end(const AttendArgs& p, const AttendScratch&) { ColumnOrder::to_columns(p); }
 };
 
 // Keys of an odd size do not consist of pairs; one or two rows gain nothing.
-void attend(const AttendArgs& p) {
+inline void attend_half(const AttendArgs& p) {
   const bool half = p.type == DataType::kBF16 && p.key_size % 2 == 0 && p.rows > 2;
   half ? attend_with<HalfAttention>(p) : attend_float(p);
 }

@@ -33,6 +33,7 @@ struct AttendScratch {
     end = take(room);
     bias = take(kAttentionKeys);
     seen = reinterpret_cast<KeyRange*>(take(room * sizeof(KeyRange) / sizeof(float)));
+    tiles = take(attend_tiles(p.key_size));
   }
 
   size_t lanes, key_ld;
@@ -47,6 +48,7 @@ struct AttendScratch {
   float* end;
   float* bias;
   KeyRange* seen;
+  float* tiles;  // attend_tiles()
 };
 
 // What is wanted next, fetched to L2 in the order in which it lies, a tile's share with each tile.

@@ -9,6 +9,7 @@ struct IsaTable {
   const MatmulKernel* kernels;
   size_t kernel_count;
   const VectorOps* ops;     // null: those of the level below
+  void (*attend)(const AttendArgs&);  // in the place of theirs; null: theirs
   const TileState* tiles;   // null: this level has none
 };
 

@@ -1,9 +1,10 @@
 // AMX with bf16 (Sapphire Rapids onwards). Tokens are laid out for the tiles, weights stay as they are: [N,K] enters tiles
-// straight from its memory, [K,N] is interleaved in pairs on the way.
+// straight from its memory, [K,N] is interleaved in pairs on the way. Attention's keys are like [N,K], its values like [K,N].
 // Nothing of the C++ library is included: see kernels_avx512.cc.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "kernels/isa_tables.h"
 
@@ -19,6 +20,18 @@ namespace {
 #include "kernels/amx_nk.inl"
 #include "kernels/amx_kn.inl"
 #include "kernels/amx_kn_stream.inl"
+#include "kernels/weight_load.inl"
+#include "kernels/vector_basics.inl"
+#include "kernels/attention_lanes.inl"
+#include "kernels/attention_dots.inl"
+#include "kernels/attention_softmax.inl"
+#include "kernels/attention_values.inl"
+#include "kernels/attention.inl"
+#include "kernels/bf16_weights.inl"
+#include "kernels/attention_bf16.inl"
+#include "kernels/attention_amx_scores.inl"
+#include "kernels/attention_amx_values.inl"
+#include "kernels/attention_amx.inl"
 
 // Cycles for an element of W, worked out for blocks of 32 × 32 (never measured): a product of tiles takes 16, so a block
 // takes 32 for 16 tokens. Read once, a weight tile takes 33 instead of 8: two of them, less what the products hide.
@@ -56,6 +69,6 @@ const MatmulKernel kKernels[] = {
 
 }  // namespace
 
-extern const IsaTable kIsaTable = {Isa::kAmx, kKernels, sizeof kKernels / sizeof kKernels[0], nullptr, &kTileState};
+extern const IsaTable kIsaTable = {Isa::kAmx, kKernels, sizeof kKernels / sizeof kKernels[0], nullptr, attend, &kTileState};
 
 }  // namespace ort_hina::kernels::amx

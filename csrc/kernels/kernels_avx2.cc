@@ -20,6 +20,7 @@ constexpr Isa kIsa = Isa::kAvx2;
 #include "kernels/matmul_dot.inl"
 #include "kernels/matmul_panel.inl"
 #include "kernels/matmul_stream.inl"
+#include "kernels/vector_basics.inl"
 #include "kernels/vector_ops.inl"
 #include "kernels/route.inl"
 #include "kernels/attention_lanes.inl"
@@ -42,6 +43,6 @@ constexpr uint32_t kStreamChunk = 128;
 
 }  // namespace
 
-extern const IsaTable kIsaTable = {kIsa, kKernels, sizeof kKernels / sizeof kKernels[0], &kOps, nullptr};
+extern const IsaTable kIsaTable = {kIsa, kKernels, sizeof kKernels / sizeof kKernels[0], &kOps, nullptr, nullptr};
 
 }  // namespace ort_hina::kernels::avx2

@@ -15,6 +15,7 @@ constexpr Isa kIsa = Isa::kAvx512Bf16;
 
 #include "kernels/simd_avx512.h"
 #include "kernels/weight_load.inl"
+#include "kernels/vector_basics.inl"
 #include "kernels/vector_ops.inl"
 #include "kernels/route.inl"
 #include "kernels/fetch_ahead.inl"
@@ -54,10 +55,10 @@ const MatmulKernel kKernels[] = {
 };
 
 const VectorOps kOps = {kIsa,       activate, activate_lanes, pack,          combine,           widen,
-                        sum_chunks, route,    attend,         multiply_adds, bf16_multiply_adds};
+                        sum_chunks, route,    attend_half,    multiply_adds, bf16_multiply_adds};
 
 }  // namespace
 
-extern const IsaTable kIsaTable = {kIsa, kKernels, sizeof kKernels / sizeof kKernels[0], &kOps, nullptr};
+extern const IsaTable kIsaTable = {kIsa, kKernels, sizeof kKernels / sizeof kKernels[0], &kOps, nullptr, nullptr};
 
 }  // namespace ort_hina::kernels::avx512_bf16

@@ -4,8 +4,6 @@
 // A row of E elements lies in scratch with whole vectors' room: lanes past its end hold -Inf, which no choice reaches while
 // there are others, and whose exponential is 0.
 
-constexpr float kInf = __builtin_inff();
-
 inline size_t whole_vectors(size_t n) { return (n + Simd::kWidth - 1) / Simd::kWidth * Simd::kWidth; }
 
 template <DataType T>

@@ -25,6 +25,18 @@ std::vector<const MatmulKernel*> collect() {
   return rows;
 }
 
+// Of each table, with what it takes over from the one below.
+std::vector<VectorOps> collect_ops() {
+  std::vector<VectorOps> all;
+  for (const IsaTable& table : isa_tables()) {
+    all.push_back(table.ops ? *table.ops : all.back());
+    if (!table.attend) continue;
+    all.back().isa = table.isa;
+    all.back().attend = table.attend;
+  }
+  return all;
+}
+
 size_t round_up(size_t x, size_t step) { return (x + step - 1) / step * step; }
 
 }  // namespace
@@ -35,10 +47,11 @@ const std::vector<const MatmulKernel*>& table() {
 }
 
 const VectorOps& vector_ops(Isa level) {
-  const VectorOps* ops = isa_tables().front().ops;
-  for (const IsaTable& table : isa_tables())
-    if (table.isa <= level && table.ops) ops = table.ops;
-  return *ops;
+  static const std::vector<VectorOps> ops = collect_ops();
+  size_t best = 0;
+  for (size_t i = 0; i < ops.size(); ++i)
+    if (isa_tables()[i].isa <= level) best = i;
+  return ops[best];
 }
 
 const TileState* tile_state(Isa level) {

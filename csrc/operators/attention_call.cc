@@ -7,6 +7,7 @@
 #include "operators/attention_lengths.h"
 #include "operators/attention_mask.h"
 #include "operators/elements.h"
+#include "operators/tile_scope.h"
 
 namespace ort_hina::operators {
 namespace {
@@ -33,7 +34,7 @@ struct AttentionCall::Scratch {
       : query_heads(call.in_, call.in_.query, call.rule_.heads, call.query_norm_.get(), call.ops_),
         key_heads(call.in_, call.in_.key, call.rule_.kv_heads, call.key_norm_.get(), call.ops_),
         queries(rows * padded_head(call.in_.keys.size)),
-        attend(kernels::attend_scratch(rows, call.in_.keys.size)),
+        attend(new float[kernels::attend_scratch(rows, call.in_.keys.size)]),
         state(state_floats(rows, call.in_.values.size)),
         head(call.in_.keys.size),
         visible(rows),
@@ -42,7 +43,9 @@ struct AttentionCall::Scratch {
         terms(plan::kAttentionParts) {}
 
   TokenHeads query_heads, key_heads;
-  std::vector<float> queries, attend, state, head;
+  std::vector<float> queries;
+  std::unique_ptr<float[]> attend;  // not set to 0, which would take longer than a short sequence
+  std::vector<float> state, head;
   std::vector<kernels::KeyRange> visible;
   std::vector<const void*> bias;
   std::vector<kernels::AttentionState> parts;
@@ -128,6 +131,7 @@ AttentionCall::Claim AttentionCall::claim() {
 }
 
 void AttentionCall::work(Scratch& scratch) {
+  const TileScope tiles(ops_.isa);
   const size_t caches = cache_->items().size();
   for (Claim own = claim(); own.begin < own.end; own = claim()) {
     if (own.begin < caches) {
@@ -217,7 +221,7 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const plan::Attent
   args.bias_type = in_.bias_type;
   args.scale = rule_.scale != 0.0f ? rule_.scale : 1.0f / std::sqrt(static_cast<float>(in_.keys.size));
   args.softcap = rule_.softcap;
-  args.scratch = scratch.attend.data();
+  args.scratch = scratch.attend.get();
   args.state = state;
   if (next) {
     args.next_keys = caches_of(*next).old_keys + next->keys.begin * in_.keys.size * size_of(in_.type);

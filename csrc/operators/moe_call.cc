@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "operators/tile_scope.h"
+
 namespace ort_hina::operators {
 namespace {
 
@@ -91,23 +93,6 @@ struct GateUp {
     bias = 2 * round_up(padded * count, 16);
     panel = bias + 2 * round_up(count, 16);
   }
-};
-
-// A thread's AMX tile configuration is left as it was found.
-class TileScope {
- public:
-  explicit TileScope(const kernels::TileState* tiles) : tiles_(tiles) {
-    if (tiles_) tiles_->save(configuration_);
-  }
-  TileScope(const TileScope&) = delete;
-  TileScope& operator=(const TileScope&) = delete;
-  ~TileScope() {
-    if (tiles_) tiles_->restore(configuration_);
-  }
-
- private:
-  const kernels::TileState* tiles_;
-  alignas(64) uint8_t configuration_[64];
 };
 
 // An address may be counted from 0, when only the size matters.
@@ -343,7 +328,7 @@ bool MoeCall::route_in_region(size_t i) {
 }
 
 void MoeCall::participate(size_t participant) {
-  const TileScope tiles(kernels::tile_state(kernels_.level()));
+  const TileScope tiles(kernels_.level());
   const size_t routing_items = chunks_ > 1 ? 2 * chunks_ : 0;
   bool routed = routing_items == 0;
   for (;;) {

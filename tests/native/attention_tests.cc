@@ -1,11 +1,11 @@
 // Attention of a block of query rows: within its bounds, and nothing read that a row does not see.
-#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
+#include <utility>
 
+#include "attention_case.h"
 #include "bounds.h"
-#include "elements.h"
-#include "guarded.h"
 #include "kernels/table.h"
 #include "tests.h"
 
@@ -14,109 +14,6 @@ namespace {
 
 using kernels::KeyRange;
 using kernels::padded_head;
-
-const std::vector<DataType> kTypes = {DataType::kF32, DataType::kF16, DataType::kBF16};
-
-struct AttentionCase {
-  size_t rows, keys, key_size, value_size;
-  DataType type;
-  float scale, softcap;
-  bool biased;
-  std::vector<KeyRange> visible;
-
-  std::string text() const {
-    return std::to_string(rows) + " rows, " + std::to_string(keys) + " keys of " + std::to_string(key_size) + " and " +
-           std::to_string(value_size) + ", " + name_of(type) + (softcap > 0 ? ", soft cap" : "") + (biased ? ", bias" : "");
-  }
-};
-
-AttentionCase random_case(Random& random) {
-  AttentionCase c;
-  c.rows = random.between(1, random.one_in(3) ? 70 : 11);
-  c.keys = random.between(1, random.one_in(4) ? 300 : 70);
-  c.key_size = random.between(1, 80);
-  c.value_size = random.between(1, 80);
-  c.type = random.pick(kTypes);
-  c.scale = random.pick(std::vector<float>{1.0f, 0.25f, -0.5f});
-  c.softcap = random.one_in(3) ? 3.0f : 0.0f;
-  c.biased = random.one_in(2);
-  for (size_t r = 0; r < c.rows; ++r) {
-    const size_t begin = random.between(0, c.keys), end = random.between(begin, c.keys);
-    c.visible.push_back(random.one_in(2) ? KeyRange{0, c.keys} : KeyRange{begin, end});
-  }
-  return c;
-}
-
-// Elements of one type between forbidden pages; those that are not set are NaN.
-class Elements {
- public:
-  Elements(size_t count, DataType type, Side side) : type_(type), bytes_(count * size_of(type), side, size_of(type)) {}
-  void set(size_t i, float value) const { store(at(i), type_, value); }
-  double get(size_t i) const { return load(at(i), type_); }
-  uint8_t* at(size_t i) const { return bytes_.data() + i * size_of(type_); }
-  float* floats() const { return reinterpret_cast<float*>(bytes_.data()); }
-  bool untouched() const { return bytes_.surroundings_untouched(); }
-
- private:
-  DataType type_;
-  Guarded bytes_;
-};
-
-// What the kernel is given, and what it made of the state.
-struct Operands {
-  Operands(const AttentionCase& c, Side side, Random& random)
-      : queries(c.rows * padded_head(c.key_size), DataType::kF32, side),
-        keys(c.keys * c.key_size, c.type, side),
-        values(c.keys * c.value_size, c.type, side),
-        bias(c.rows * c.keys, c.type, side),
-        scratch(kernels::attend_scratch(c.rows, c.key_size), DataType::kF32, side),
-        state(c.rows * (padded_head(c.value_size) + 2), DataType::kF32, side) {
-    for (size_t i = 0; i < c.rows * padded_head(c.key_size); ++i)
-      queries.set(i, i % padded_head(c.key_size) < c.key_size ? random.normal() : 0.0f);
-    for (size_t j = 0; j < c.keys; ++j) {
-      // The values of a key that no row sees stay NaN.
-      const bool seen = std::any_of(c.visible.begin(), c.visible.end(),
-                                    [&](const KeyRange& v) { return v.begin <= j && j < v.end; });
-      for (size_t i = 0; seen && i < c.key_size; ++i) keys.set(j * c.key_size + i, random.normal());
-      for (size_t i = 0; seen && i < c.value_size; ++i) values.set(j * c.value_size + i, random.normal());
-    }
-    for (size_t r = 0; r < c.rows; ++r) {
-      for (size_t j = c.visible[r].begin; j < c.visible[r].end; ++j) bias.set(r * c.keys + j, random.normal());
-      biases.push_back(bias.at(r * c.keys));
-      state.set(r, -INFINITY);
-    }
-    for (size_t i = c.rows; i < c.rows * (padded_head(c.value_size) + 2); ++i) state.set(i, 0.0f);
-  }
-  bool untouched() const {
-    return queries.untouched() && keys.untouched() && values.untouched() && scratch.untouched() && state.untouched();
-  }
-
-  Elements queries, keys, values, bias, scratch, state;
-  std::vector<const void*> biases;
-};
-
-// In two calls, so that the state is carried on.
-void attend(const kernels::VectorOps& ops, const AttentionCase& c, const Operands& o, size_t cut) {
-  kernels::AttendArgs args = {};
-  args.queries = o.queries.floats();
-  args.rows = c.rows;
-  args.keys = o.keys.at(0);
-  args.values = o.values.at(0);
-  args.type = args.bias_type = c.type;
-  args.key_size = c.key_size;
-  args.value_size = c.value_size;
-  args.visible = c.visible.data();
-  args.bias = c.biased ? o.biases.data() : nullptr;
-  args.scale = c.scale;
-  args.softcap = c.softcap;
-  args.scratch = o.scratch.floats();
-  float* const state = o.state.floats();
-  args.state = {state, state + c.rows, state + 2 * c.rows, padded_head(c.value_size)};
-  args.range = {0, cut};
-  ops.attend(args);
-  args.range = {cut, c.keys};
-  ops.attend(args);
-}
 
 // A score and how far an evaluation in f32 may be from it.
 struct Score {
@@ -130,7 +27,7 @@ bool rounds(const kernels::VectorOps& ops, const AttentionCase& c) {
   return ops.isa >= Isa::kAvx512Bf16 && c.type == DataType::kBF16 && c.rows > 2 && c.key_size % 2 == 0;
 }
 
-Score score_of(const AttentionCase& c, const Operands& o, size_t row, size_t key, bool rounded) {
+Score score_of(const AttentionCase& c, const AttentionOperands& o, size_t row, size_t key, bool rounded) {
   double sum = 0, magnitude = 0;
   for (size_t i = 0; i < c.key_size; ++i) {
     const double product = o.queries.get(row * padded_head(c.key_size) + i) * o.keys.get(key * c.key_size + i);
@@ -147,7 +44,7 @@ Score score_of(const AttentionCase& c, const Operands& o, size_t row, size_t key
   return {s, 1.01 * error};
 }
 
-void check_row(const AttentionCase& c, const Operands& o, size_t row, bool rounded, Outcome& outcome) {
+void check_row(const AttentionCase& c, const AttentionOperands& o, size_t row, bool rounded, Outcome& outcome) {
   const size_t ld = padded_head(c.value_size);
   const KeyRange visible = c.visible[row];
   const double most = o.state.get(row), sum = o.state.get(c.rows + row);
@@ -178,13 +75,73 @@ void check_row(const AttentionCase& c, const Operands& o, size_t row, bool round
   }
 }
 
-void check_attend(const kernels::VectorOps& ops, Random& random, Outcome& outcome) {
-  const AttentionCase c = random_case(random);
-  const Operands operands(c, random.one_in(2) ? Side::kEnd : Side::kStart, random);
+void check_attend(const kernels::VectorOps& ops, const AttentionCase& c, Random& random, Outcome& outcome) {
+  const AttentionOperands operands(c, random.one_in(2) ? Side::kEnd : Side::kStart, random);
   attend(ops, c, operands, random.between(0, c.keys));
   ++outcome.cases;
   outcome.require(operands.untouched(), "wrote outside: " + c.text());
   for (size_t row = 0; row < c.rows; ++row) check_row(c, operands, row, rounds(ops, c), outcome);
+}
+
+// Rows and heads that fill tiles and that do not.
+void check_sizes(const kernels::VectorOps& ops, Random& random, Outcome& outcome) {
+  const std::vector<std::pair<size_t, size_t>> heads = {{48, 48}, {64, 64}, {80, 80}, {112, 112}, {128, 128}, {192, 128}};
+  for (const size_t rows : {8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 70})
+    for (const auto& [key_size, value_size] : heads) {
+      const size_t keys = random.pick(std::vector<size_t>{random.between(1, 300), 16, 128, 129});
+      check_attend(ops, bf16_attention(rows, keys, key_size, value_size, random.one_in(2)), random, outcome);
+    }
+}
+
+// What an element that is not finite does to an answer, in bits and in what is not finite.
+struct Spread {
+  const AttentionCase& c;
+  const AttentionOperands& o;
+  std::vector<float> before;
+
+  Spread(const kernels::VectorOps& ops, const AttentionCase& c, const AttentionOperands& o, const Elements& changed,
+         size_t i, float value, size_t cut)
+      : c(c), o(o) {
+    attend(ops, c, o, cut);
+    before.resize(c.rows * (ld() + 2));
+    std::memcpy(before.data(), o.state.at(0), before.size() * sizeof(float));
+    changed.set(i, value);
+    o.reset_state(c);
+    attend(ops, c, o, cut);
+  }
+  size_t ld() const { return padded_head(c.value_size); }
+  size_t at(size_t row, size_t column) const { return 2 * c.rows + row * ld() + column; }
+  float now(size_t i) const { return static_cast<float>(o.state.get(i)); }
+  bool finite(size_t row, size_t column) const { return std::isfinite(now(at(row, column))); }
+  bool row_unchanged(size_t row) const {
+    bool same = now(row) == before[row] && now(c.rows + row) == before[c.rows + row];
+    for (size_t i = 0; i < c.value_size; ++i) same &= now(at(row, i)) == before[at(row, i)];
+    return same;
+  }
+};
+
+// It is in the sums of the rows that see it, in its column, and changes no bit of the others'.
+void check_infinite_value(const kernels::VectorOps& ops, Random& random, float value, Outcome& outcome) {
+  const AttentionCase c = random_attention(random);
+  const AttentionOperands operands(c, Side::kEnd, random);
+  const size_t key = random.between(0, c.keys - 1), element = random.between(0, c.value_size - 1);
+  const Spread spread(ops, c, operands, operands.values, key * c.value_size + element, value, random.between(0, c.keys));
+  ++outcome.cases;
+  for (size_t r = 0; r < c.rows; ++r) {
+    if (!c.seen(r, key)) outcome.require(spread.row_unchanged(r), "it spreads: " + c.text());
+    for (size_t i = 0; c.seen(r, key) && i < c.value_size; ++i)
+      outcome.require(spread.finite(r, i) == (i != element), "it is lost or in another column: " + c.text());
+  }
+}
+
+void check_nan_key(const kernels::VectorOps& ops, Random& random, Outcome& outcome) {
+  const AttentionCase c = random_attention(random);
+  const AttentionOperands operands(c, Side::kEnd, random);
+  const size_t key = random.between(0, c.keys - 1), element = random.between(0, c.key_size - 1);
+  const Spread spread(ops, c, operands, operands.keys, key * c.key_size + element, NAN, random.between(0, c.keys));
+  ++outcome.cases;
+  for (size_t r = 0; r < c.rows; ++r)
+    outcome.require(c.seen(r, key) ? !spread.finite(r, 0) : spread.row_unchanged(r), "it is lost or spreads: " + c.text());
 }
 
 constexpr int kRounds = 150;
@@ -195,7 +152,15 @@ void add_attention_tests(Isa level, Tests& tests) {
   const kernels::VectorOps& ops = kernels::vector_ops(level);
   if (ops.isa != level) return;
   tests.push_back({name_of(level), "attend", [&ops](Random& random, Outcome& outcome) {
-                     for (int i = 0; i < kRounds; ++i) check_attend(ops, random, outcome);
+                     for (int i = 0; i < kRounds; ++i) check_attend(ops, random_attention(random), random, outcome);
+                   }});
+  tests.push_back({name_of(level), "attend: sizes of bf16",
+                   [&ops](Random& random, Outcome& outcome) { check_sizes(ops, random, outcome); }});
+  tests.push_back({name_of(level), "attend: what is not finite", [&ops](Random& random, Outcome& outcome) {
+                     for (int i = 0; i < kRounds; ++i) {
+                       for (const float value : {NAN, INFINITY}) check_infinite_value(ops, random, value, outcome);
+                       check_nan_key(ops, random, outcome);
+                     }
                    }});
 }
 

@@ -329,7 +329,9 @@ def _weighted(
     moves, and two of these at the end, where parts are merged. Blocks begin anew with each run of keys. Sums are of as many
     terms as there are keys, blocks and parts.
     Products of bfloat16 round each weight of the numerator once more.
-    With numerator n ± N and denominator d ± D the quotient's error is at most (N + |n / d|·D) / (d - D).
+    With numerator n ± N and denominator d ± D the quotient's error is at most (N + |n / d|·D) / (d - D). Where D is near d or
+    beyond it (scores whose own errors are near 1), it is still a mean of values with weights that are not negative, and as
+    such not larger than the largest.
     """
     keys = seen.shape[1]
     if keys == 0:
@@ -337,7 +339,7 @@ def _weighted(
     blocks = -(-keys // _KEYS_OF_A_BLOCK) + runs
     # One addition for each key, block and part, whatever the lanes; a few more for the lanes, the sink and the quotient.
     terms = gamma(keys + blocks + keys // _KEYS_OF_A_PART + 16)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         s = np.where(seen, score.values, -np.inf)
         most = np.maximum(s.max(axis=1, keepdims=True), sink)
         most = np.where(np.isneginf(most), 0.0, most)
@@ -359,9 +361,19 @@ def _weighted(
         sum_error = _masked_product(weight_error, seen, np.abs(seen_values)) + lost_below(keys, products)
         nothing = total == 0
         out = np.where(nothing, 0.0, sums / np.where(nothing, 1.0, total))
-        error = (sum_error + np.abs(out) * total_error) / np.where(nothing, 1.0, total - total_error)
+        certain = np.where(total_error < total, total - total_error, 0.0)
+        error = (sum_error + np.abs(out) * total_error) / np.where(nothing, 1.0, certain)
+        vague = ~nothing & (certain < total / 2)
+        if vague.any():
+            largest = _largest(seen, np.abs(seen_values)) * (1 + rounding(1.0, products)) * (1 + 3 * terms)
+            error = np.where(vague, np.fmin(error, np.abs(out) + largest + lost_below(keys, products)), error)
         error = np.where(nothing, 0.0, error + rounding(np.abs(out) + error, case.kind))
     return out, error
+
+
+def _largest(seen: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[rows, Dv], of the values that each row sees."""
+    return np.stack([values[row].max(axis=0, initial=0.0) for row in seen])
 
 
 def _masked_product(weights: np.ndarray, seen: np.ndarray, values: np.ndarray) -> np.ndarray:

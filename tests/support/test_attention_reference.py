@@ -38,6 +38,17 @@ def test_the_bound_is_small():
         assert answer.errors.max() < most * np.abs(answer.values).max()
 
 
+def test_scores_whose_errors_are_large_still_have_a_bound():
+    """A mean of values is not larger than the largest of them."""
+    case = replace(CASE, kind="bfloat16", query=CASE.query * 100)
+    keys, values = present_caches(case)
+    answer = attend(case, keys.values, values, "bfloat16")
+    most = np.abs(values).max(axis=2).repeat(3, axis=1)[:, None]
+    assert (answer.errors > 0).all() and (answer.errors < 2.05 * most).all()
+    assert (answer.errors > np.abs(answer.values)).mean() > 0.5
+    assert_answers(case, run_native(case))
+
+
 MISTAKES = {
     "window of one more": {"window": 10},
     "window of one less": {"window": 8},
