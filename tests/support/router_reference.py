@@ -100,7 +100,7 @@ def weight_error(spec: RouterSpec, selection: Selection) -> np.ndarray:
         normalised               2·w·(E(w)/w + Σ E(w) / (Σ + epsilon) + (k + 2)·u)
         scaled                   E(w)·scale + u·|w|
 
-    and the smallest normal number for what is lost by underflow, at every step.
+    and the smallest normal number for what is lost by underflow, at every step. Infinite: it may be NaN.
     """
     with np.errstate(all="ignore"):
         w, error = selection.scores, selection.score_errors
@@ -118,7 +118,9 @@ def weight_error(spec: RouterSpec, selection: Selection) -> np.ndarray:
             total = total + _float32(spec.normalize_epsilon)
             w = w / total
             shared = error.sum(axis=1, keepdims=True) / total + (spec.k + 2) * UNIT
-            error = 2 * (error / np.abs(total) + np.abs(w * shared)) + SMALLEST_NORMAL
+            # Weights that all underflow have no sum: as in the graph, 0 / 0.
+            lost = total <= error.sum(axis=1, keepdims=True)
+            error = np.where(lost, np.inf, 2 * (error / np.abs(total) + np.abs(w * shared)) + SMALLEST_NORMAL)
         scale = abs(_float32(spec.scale))
         return error * scale + UNIT * np.abs(w) * scale + SMALLEST_NORMAL
 

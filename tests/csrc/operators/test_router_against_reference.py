@@ -135,3 +135,14 @@ def test_more_threads_than_tokens_and_scratch_of_every_item(isa):
     rng = np.random.default_rng(1)
     assert_routes(SOFTMAX_ALL, rng.standard_normal((20, 5000)).astype(np.float32), isa=isa, threads=7)
     assert_routes(SOFTMAX_ALL, rng.standard_normal((2, 30000)).astype(np.float32), isa=isa, threads=7)
+
+
+@every_level
+def test_weights_that_all_underflow_have_no_sum(isa):
+    """As in a graph of float32: 0 / 0."""
+    spec = RouterSpec(1, "none", weight_function="sigmoid", normalize=True)
+    logits = np.full((2, 4), -120, np.float32)
+    logits[1, 2] = 0.0
+    ids, weights = run_native(spec, logits, None, isa=isa)
+    np.testing.assert_array_equal(weights, [[np.nan], [1.0]])
+    assert_routes(spec, logits, None, isa=isa)
