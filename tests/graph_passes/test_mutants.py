@@ -1,6 +1,7 @@
 """Every node of a mixture of experts changed in turn: whatever is still fused computes what the changed graph computes.
 
-Nothing is verified by `fuse` here, so that a wrong fusion would be seen.
+Nothing is verified by `fuse` here, so that a wrong fusion would be seen. Attention stays as it is: fused, rows of padding
+become 0, and every one of them would be a difference.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def test_what_is_fused_is_right(name, tmp_path):
         if not np.isfinite(expected).all():
             continue
         onnx.save(onnx.shape_inference.infer_shapes(mutant), path)
-        report = fuse(path, verify="none")
+        report = fuse(path, verify="none", attention=False)
         is_other = relative_difference(expected, before) > 3 * TOLERANCE
         changed["left" if report.output is None else "fused"] += is_other
         if report.output is not None:
@@ -158,7 +159,7 @@ def test_exports(name, tmp_path):
         if errors or not all(np.isfinite(answer).all() for answer in expected.values()):
             continue
         onnx.save(mutant, path)
-        report = fuse(path, verify="none")
+        report = fuse(path, verify="none", attention=False)
         counts["fused" if report.fused == len(layers) else "left"] += 1
         if report.output is None:
             continue
