@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -13,20 +13,33 @@ from .onnx_cases import Answers, real_tokens
 ROUNDING = {"fp32": 2e-5, "fp16": 1e-2}
 
 
-def differences(answers: Answers, expected: Mapping[str, np.ndarray]) -> dict[str, float]:
+def differences(
+    answers: Answers, expected: Mapping[str, np.ndarray], without: Collection[tuple[str, int]] = ()
+) -> dict[str, float]:
     """For each case in both, by name, the largest difference over its steps, in units of the answers.
 
-    Tokens of the padding do not count. A value that is not finite in one of the two only is an infinite difference.
+    Tokens of the padding do not count, nor the sequences `without`. A value that is not finite in one of the two only is an
+    infinite difference.
     """
+    worst: dict[str, float] = {}
+    for (case, number), difference in by_sequence(answers, expected).items():
+        if (case, number) not in without:
+            worst[case] = max(worst.get(case, 0.0), difference)
+    return worst
+
+
+def by_sequence(answers: Answers, expected: Mapping[str, np.ndarray]) -> dict[tuple[str, int], float]:
+    """The same for each sequence: by case and number in the case."""
     real, worst = real_tokens(), {}
     for step, got in answers.items():
         if step not in expected:
             continue
-        want = expected[step]
-        if step in real:
-            got, want = got[real[step]], want[real[step]]
         case = step.rpartition("/")[0]
-        worst[case] = max(worst.get(case, 0.0), _difference(got, want))
+        for number, (found, want) in enumerate(zip(got, expected[step], strict=True)):
+            if step in real:
+                found, want = found[real[step][number]], want[real[step][number]]
+            key = (case, number)
+            worst[key] = max(worst.get(key, 0.0), _difference(found, want))
     return worst
 
 

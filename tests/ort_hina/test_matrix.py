@@ -237,3 +237,35 @@ def test_references_are_kept(quick):
     reference = Reference.of(Export("olmoe", "optimum_custom"))
     answers = read_reference(compute_references([reference], quick[1] / "references")[reference])
     assert len(answers) == 21 and answers["B2S16/0"].shape == (2, 16, 384)
+
+
+def _answers(**changes: float) -> dict[str, np.ndarray]:
+    """Of two cases; `changes` by step, in sequence 1, behind its second token."""
+    answers = {}
+    for case, batch, length in (("B2S16", 2, 16), ("B2S9 left-padded", 2, 9)):
+        answers[f"{case}/0"] = np.ones((batch, length, 4), np.float32)
+    for step, change in changes.items():
+        answers[step][1, 2:] += change
+    return answers
+
+
+@pytest.mark.parametrize(("dtype", "strays"), [("fp16", True), ("fp32", False)])
+def test_a_sequence_may_stray_in_half_precision_alone(dtype, strays):
+    cell = Cell("qwen3_moe", "optimum", None, dtype, "right", "")
+    apart, strayed = cell_module._against_export(cell, _answers(**{"B2S16/0": 0.5}), _answers())
+    assert (apart, strayed) == ((0.0, ["B2S16, sequence 1"]) if strays else (0.5, []))
+
+
+def test_many_sequences_do_not_stray():
+    cell = Cell("qwen3_moe", "optimum", None, "fp16", "right", "")
+    wrong = _answers()
+    for answer in wrong.values():
+        answer += 0.5
+    assert cell_module._against_export(cell, wrong, _answers()) == (0.5, [])
+
+
+@pytest.mark.parametrize(("exporter", "difference"), [("genai", 0.0), ("optimum", 0.5)])
+def test_left_padding_of_graphs_that_do_not_take_it(exporter, difference):
+    cell = Cell("lfm2_moe", exporter, None, "fp32", "right", "")
+    found, _ = cell_module._against_export(cell, _answers(**{"B2S9 left-padded/0": 0.5}), _answers())
+    assert found == difference
