@@ -16,7 +16,7 @@ BUFFER_BYTES = 512 << 20
 # ONNX Runtime's workers spin for a while after a run; a yardstick measured beside them would be half of what it should be.
 SPIN_SECONDS = 0.3
 # Calls of one case: enough for a median of short ones, a few of long ones.
-CASE_SECONDS, FEWEST, MOST = 2.0, 5, 40
+CASE_SECONDS, FEWEST, MOST = 2.0, 5, 400
 YARDSTICKS_IN_A_CASE = 5
 
 
