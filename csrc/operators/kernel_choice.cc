@@ -9,13 +9,13 @@
 
 namespace ort_hina::operators {
 
-KernelChoice::KernelChoice(Isa level, bool bf16_compute) : level_(level) {
+KernelChoice::KernelChoice(Isa level, bool bf16_compute) : level_(level), bf16_compute_(bf16_compute) {
   const char* topics = std::getenv("ORT_HINA_LOG");
   log_ = topics && std::strstr(topics, "kernels");
   for (DataType type : {DataType::kF32, DataType::kF16, DataType::kBF16})
     for (Layout layout : {Layout::kNK, Layout::kKN})
       candidates_[static_cast<size_t>(type)][static_cast<size_t>(layout)] =
-          kernels::candidates(level, type, layout, kernels::activations_for(level, type, bf16_compute));
+          kernels::candidates(level, type, layout, activations(type));
 }
 
 void KernelChoice::log(const std::vector<const kernels::MatmulKernel*>& rows, size_t m, size_t n, size_t k) {

@@ -12,6 +12,8 @@ class KernelChoice {
   KernelChoice(Isa level, bool bf16_compute);
 
   Isa level() const { return level_; }
+  // As which its kernels take activations, with weights of this type.
+  DataType activations(DataType weights) const { return kernels::activations_for(level_, weights, bf16_compute_); }
   const kernels::MatmulKernel& pick(DataType weights, Layout layout, size_t m, size_t n, size_t k) const {
     const std::vector<const kernels::MatmulKernel*>& rows = candidates_[static_cast<size_t>(weights)][static_cast<size_t>(layout)];
     if (log_) log(rows, m, n, k);
@@ -23,6 +25,7 @@ class KernelChoice {
   static void log(const std::vector<const kernels::MatmulKernel*>& rows, size_t m, size_t n, size_t k);
 
   Isa level_;
+  bool bf16_compute_;
   bool log_;
   std::vector<const kernels::MatmulKernel*> candidates_[3][2];  // of each type of weights and layout
 };

@@ -52,7 +52,7 @@ void Moe::run(const MoeInputs& in, const runtime::Pool& pool, const Workspace& w
   const size_t rounds = (in.tokens + most - 1) / most;
   const size_t tokens = (in.tokens + rounds - 1) / rounds;
   for (size_t t = 0; t < in.tokens; t += tokens) {
-    MoeCall call(config_, kernels_, gates_, round_of(in, config_.hidden, t, std::min(tokens, in.tokens - t)), pool);
+    MoeCall call(config_, kernels_, gates_, nodes_.get(), round_of(in, config_.hidden, t, std::min(tokens, in.tokens - t)), pool);
     call.run(workspace);
   }
 }

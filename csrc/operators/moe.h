@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "operators/kernel_choice.h"
-#include "operators/moe_config.h"
+#include "operators/moe_nodes.h"
 #include "operators/sigmoid_gates.h"
 #include "runtime/region.h"
 
@@ -28,10 +28,15 @@ using Workspace = std::function<void*(size_t bytes)>;
 class Moe {
  public:
   // `bf16_compute`: f32 and f16 weights, too, are multiplied as bf16 where the level has that.
-  Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa level, bool bf16_compute)
-      : config_(resolve(attributes, windows)), kernels_(level, bf16_compute), gates_(config_, level) {}
+  // `placement`: null, or where windows lie on a machine of several NUMA nodes; its maps are read here only.
+  Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa level, bool bf16_compute,
+      const Placement* placement = nullptr)
+      : config_(resolve(attributes, windows)), kernels_(level, bf16_compute), gates_(config_, level) {
+    if (placement) nodes_ = std::make_unique<MoeNodes>(config_, windows, *placement, kernels_);
+  }
 
   const MoeConfig& config() const { return config_; }
+  const MoeNodes* nodes() const { return nodes_.get(); }
 
   // Throws std::invalid_argument where an id is out of range, or names a missing expert that may not be skipped.
   void run(const MoeInputs& inputs, const runtime::Pool& pool, const Workspace& workspace) const;
@@ -40,6 +45,7 @@ class Moe {
   MoeConfig config_;
   KernelChoice kernels_;
   SigmoidGates gates_;
+  std::unique_ptr<MoeNodes> nodes_;  // null: nothing is shared out among nodes
 };
 
 }  // namespace ort_hina::operators

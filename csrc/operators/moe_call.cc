@@ -5,34 +5,22 @@
 #include <stdexcept>
 #include <string>
 
+#include "operators/moe_scratch.h"
 #include "operators/tile_scope.h"
 
 namespace ort_hina::operators {
 namespace {
 
 using kernels::kBlockTokens;
-using kernels::MatmulArgs;
 using kernels::MatmulKernel;
 using plan::Step;
 using plan::WorkItem;
 
-// Columns of the weighted sum whose biases are widened at once.
-constexpr size_t kBiasColumns = 512;
 // With so few tokens memory is the limit, and [K,N] weights are read in runs as long as an item is wide.
 constexpr size_t kFewRows = 32;
 // Slots that one thread sorts in the time that it takes to wake another.
 constexpr size_t kChunkSlots = 1024;
 constexpr size_t kMaxRoutingChunks = 16;
-
-size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
-size_t round_up(size_t x, size_t step) { return (x + step - 1) / step * step; }
-
-// The distance between rows. Where they lie a multiple of 4 KB apart, all rows of a tile fall into one set of L1 and evict each
-// other, so a cache line is put between them.
-size_t padded_row(size_t elements, size_t element_bytes) {
-  const size_t bytes = align(elements * element_bytes);
-  return (bytes % 1024 ? bytes : bytes + 64) / element_bytes;
-}
 
 plan::MatmulForm form_of(const MatmulKernel& kernel, size_t rows) {
   plan::MatmulForm form;
@@ -45,64 +33,6 @@ plan::MatmulForm form_of(const MatmulKernel& kernel, size_t rows) {
   return form;
 }
 
-Activations activations_of(const MatmulKernel& kernel, size_t inputs) {
-  if (kernel.activations == DataType::kF32) return {0, padded_row(inputs, 4), DataType::kF32, 0};
-  return {0, padded_row(kernels::padded_inputs(inputs), 2), DataType::kBF16, kernel.lanes_from};
-}
-
-bool same_form(const Activations& a, const Activations& b) { return a.type == b.type && a.lanes_from == b.lanes_from; }
-
-// The part of a matrix at output n and input k.
-const void* weights_at(const Matrix& matrix, size_t n, size_t k) {
-  const size_t element = matrix.layout == Layout::kNK ? n * matrix.ld + k : k * matrix.ld + n;
-  return matrix.data + element * size_of(matrix.type);
-}
-
-// f32 copies of bias elements [begin, begin+n).
-const float* widen_bias(const kernels::VectorOps& ops, const Bias& bias, size_t begin, size_t n, float* to) {
-  if (!bias.data) return nullptr;
-  const size_t size = size_of(bias.type);
-  const uint8_t* from = bias.data + begin * bias.stride * size;
-  if (bias.stride == 1) {
-    ops.widen(from, bias.type, n, 1.0f, to);
-  } else {
-    for (size_t i = 0; i < n; ++i) ops.widen(from + i * bias.stride * size, bias.type, 1, 1.0f, to + i);
-  }
-  return to;
-}
-
-// f32 copies of the biases of an item's hidden units, in scratch of 2·round_up(count, 16) floats.
-struct GateUpBias {
-  const float* gate;
-  const float* up;
-  GateUpBias(const kernels::VectorOps& ops, const Expert& expert, const WorkItem& item, float* scratch)
-      : gate(widen_bias(ops, expert.gate_bias, item.begin, item.count, scratch)),
-        up(widen_bias(ops, expert.up_bias, item.begin, item.count, scratch + round_up(item.count, 16))) {}
-};
-
-// Gate and up before the activation: rows of `width` floats in lanes or not, at the begin of an item's scratch.
-struct GateUp {
-  size_t step;   // 2: interleaved
-  size_t width;  // floats of a row of each
-  size_t up, bias, panel;  // where they begin, in floats
-  GateUp(const Expert& expert, size_t rows, size_t count) {
-    const size_t padded = round_up(rows, kBlockTokens);
-    step = expert.interleaved ? 2 : 1;
-    width = step * count;
-    up = expert.interleaved ? 1 : round_up(padded * width, 16);
-    bias = 2 * round_up(padded * count, 16);
-    panel = bias + 2 * round_up(count, 16);
-  }
-};
-
-// An address may be counted from 0, when only the size matters.
-template <typename T>
-T* take(uintptr_t* next, size_t count) {
-  T* taken = reinterpret_cast<T*>(*next);
-  *next += align(count * sizeof(T));
-  return taken;
-}
-
 template <typename T>
 T& kept_by_thread() {
   thread_local T value;
@@ -111,36 +41,12 @@ T& kept_by_thread() {
 
 }  // namespace
 
-size_t Activations::bytes(size_t rows) const {
-  const bool rows_only = type == DataType::kF32 || lanes_from > kBlockTokens;
-  return align((rows_only ? rows : round_up(rows, kBlockTokens)) * stride * size_of(type));
-}
-
-bool Activations::in_lanes(size_t block, size_t rows) const {
-  return type == DataType::kBF16 && std::min(kBlockTokens, rows - block * kBlockTokens) >= lanes_from;
-}
-
-size_t Activations::place(size_t row, size_t input, size_t rows) const {
-  const bool lanes = in_lanes(row / kBlockTokens, rows);
-  return at + (row * stride + input * (lanes ? kBlockTokens : 1)) * size_of(type);
-}
-
-CombineScratch::CombineScratch(const MoeConfig& config, const SigmoidGates& of_gates, size_t k, uint8_t* begin) {
-  uintptr_t next = reinterpret_cast<uintptr_t>(begin);
-  terms = take<kernels::CombineTerm>(&next, k + 1);
-  weights = take<float>(&next, k);
-  biases = take<float>(&next, k * kBiasColumns);
-  addend = take<float>(&next, kBiasColumns);
-  x = take<float>(&next, config.sigmoid_gates ? config.hidden : 0);
-  gates = take<uint8_t>(&next, of_gates.scratch_bytes());
-  bytes = next - reinterpret_cast<uintptr_t>(begin);
-}
-
-MoeCall::MoeCall(const MoeConfig& config, const KernelChoice& kernels, const SigmoidGates& gates, const MoeInputs& inputs,
-                 const runtime::Pool& pool)
+MoeCall::MoeCall(const MoeConfig& config, const KernelChoice& kernels, const SigmoidGates& gates, const MoeNodes* nodes,
+                 const MoeInputs& inputs, const runtime::Pool& pool)
     : config_(config),
       kernels_(kernels),
       gates_(gates),
+      nodes_(nodes),
       in_(inputs),
       pool_(pool),
       ops_(kernels::vector_ops(kernels.level())),
@@ -149,7 +55,8 @@ MoeCall::MoeCall(const MoeConfig& config, const KernelChoice& kernels, const Sig
       routing_(kept_by_thread<plan::Routing>()),
       work_(kept_by_thread<plan::WorkPlan>()),
       loads_(kept_by_thread<std::vector<plan::ExpertLoad>>()),
-      active_(kept_by_thread<std::vector<ActiveCall>>()) {}
+      active_(kept_by_thread<std::vector<ActiveCall>>()),
+      queues_(kept_by_thread<runtime::NodeQueues>()) {}
 
 // ---- Routing
 
@@ -210,7 +117,25 @@ ActiveCall MoeCall::plan_expert(const plan::ActiveExpert& active) const {
   call.tokens = activations_of(*call.gate_up, config_.hidden);
   call.hidden = activations_of(*call.down, config_.intermediate);
   call.lanes = call.gate_up->lanes_result && same_form(call.tokens, call.hidden);
+  const MoeNodes::ExpertPartition* const nodes = nodes_ ? nodes_->of(active.id) : nullptr;
+  if (nodes && nodes_->serves(*nodes, active.count)) call.nodes = nodes;
   return call;
+}
+
+plan::ExpertLoad MoeCall::load_of(const plan::ActiveExpert& active, ActiveCall* call) const {
+  plan::ExpertLoad load = {active.begin, active.count, form_of(*call->gate_up, active.count), form_of(*call->down, active.count)};
+  // Hidden units go straight into down's blocks, so an item of gate and up has whole ones, whatever its own kernel wants.
+  load.gate_up.row_step = std::max(load.gate_up.row_step, load.down.row_step);
+  if (call->nodes) {
+    load.gate_up_items = call->nodes->gate_up_items();
+    load.down_items = static_cast<uint32_t>(call->nodes->down->items().size());
+    call->gate_up_chunks = call->nodes->gate_up_parts();
+    call->down_chunks = call->nodes->down->parts();
+  } else {
+    call->gate_up_chunks = plan::chunk_count(load.gate_up, load.rows, config_.hidden);
+    call->down_chunks = plan::chunk_count(load.down, load.rows, config_.intermediate);
+  }
+  return load;
 }
 
 void MoeCall::plan() {
@@ -221,16 +146,43 @@ void MoeCall::plan() {
   active_.clear();
   for (const plan::ActiveExpert& active : routing_.active) {
     ActiveCall call = plan_expert(active);
-    plan::ExpertLoad load = {active.begin, active.count, form_of(*call.gate_up, active.count),
-                                    form_of(*call.down, active.count)};
-    // Hidden units go straight into down's blocks, so an item of gate and up has whole ones, whatever its own kernel wants.
-    load.gate_up.row_step = std::max(load.gate_up.row_step, load.down.row_step);
-    call.gate_up_chunks = plan::chunk_count(load.gate_up, load.rows, config_.hidden);
-    call.down_chunks = plan::chunk_count(load.down, load.rows, config_.intermediate);
-    loads_.push_back(load);
+    loads_.push_back(load_of(active, &call));
     active_.push_back(call);
   }
   work_.build({&loads_, in_.tokens, config_.hidden, config_.intermediate, !one_token_, pool_.threads});
+  if (nodes_) queue_items();
+}
+
+void MoeCall::queue_items() {
+  queues_.begin(plan::kSteps, nodes_->threads().nodes);
+  for (size_t s = 0; s < plan::kSteps; ++s) {
+    const Step step = static_cast<Step>(s);
+    for (size_t e = 0; e < (step == Step::kCombine ? 1 : active_.size()); ++e) {
+      const size_t first = work_.first_item(step, e);
+      for (uint32_t i = 0; i < work_.items(step, e); ++i)
+        queues_.add(s, node_of(step, e, i), static_cast<uint32_t>(first + i));
+    }
+  }
+  claims_ = std::make_unique<runtime::NodeClaims>(queues_, nodes_->threads());
+}
+
+// Where the weights of an item lie, for the most part.
+plan::Node MoeCall::node_of(Step step, size_t expert, uint32_t number) const {
+  if (step != Step::kGateUp && step != Step::kDown) return plan::kUnknownNode;
+  if (const MoeNodes::ExpertPartition* nodes = active_[expert].nodes) {
+    const plan::NodePartition* partition = step == Step::kDown ? nodes->down.get() : nodes->gate.get();
+    const size_t of_first = partition->items().size();
+    if (number >= of_first) return nodes->up->items()[number - of_first].node;
+    return partition->items()[number].node;
+  }
+  const MoeNodes::ExpertPartition* nodes = nodes_->of(routing_.active[expert].id);
+  if (!nodes) return plan::kUnknownNode;
+  const plan::NodePartition& partition = step == Step::kDown ? *nodes->down : *nodes->gate;
+  const WorkItem item = work_.item(work_.first_item(step, expert) + number);
+  const MatmulKernel& kernel = step == Step::kDown ? *active_[expert].down : *active_[expert].gate_up;
+  const uint32_t middle = item.begin + item.count / 2;
+  const bool along_rows = partition.rows_are_inputs() == (kernel.cut == kernels::Cut::kK);
+  return along_rows ? partition.node_at(middle, 0) : partition.node_at(0, middle);
 }
 
 // An expert's answers take the place of its gathered tokens: it has answered for none before it has read all.
@@ -245,7 +197,7 @@ size_t MoeCall::lay_out() {
     ActiveCall& call = active_[e];
     const plan::ExpertLoad& load = loads_[e];
     const bool shares = one_token_ && e > 0 && same_form(call.tokens, active_[0].tokens);
-    const bool in_place = !one_token_ && !load.down.cut_k;
+    const bool in_place = !one_token_ && !load.down.cut_k && !load.down_items;
     call.answer_stride = padded_row(config_.hidden, sizeof(float));
     const size_t answer_bytes = call.down_chunks * load.rows * call.answer_stride * sizeof(float);
     if (shares) {
@@ -256,7 +208,7 @@ size_t MoeCall::lay_out() {
     }
     call.answers = in_place ? call.tokens.at : take(answer_bytes);
     call.hidden.at = take(call.hidden.bytes(load.rows));
-    if (load.gate_up.cut_k)
+    if (load.sums_gate_up())
       call.gate_up_parts = take(call.gate_up_chunks * load.rows * gate_up_outputs() * sizeof(float));
   }
   scratch_at_ = next;
@@ -267,21 +219,31 @@ size_t MoeCall::lay_out() {
 // What the most demanding item needs.
 size_t MoeCall::scratch_bytes() const {
   size_t most = CombineScratch(config_, gates_, in_.k, nullptr).bytes;
-  for (size_t e = 0; e < active_.size(); ++e) {
-    const ActiveCall& call = active_[e];
-    if (loads_[e].gate_up.cut_k) {
-      const size_t units = work_.most_count(Step::kFinishHidden, e);
-      most = std::max(most, (4 + kBlockTokens) * round_up(units, 16) * sizeof(float));
-      most = std::max(most, call.gate_up->scratch_bytes(loads_[e].rows, gate_up_outputs()));
-    } else {
-      const size_t rows = work_.most_rows(Step::kGateUp, e), count = work_.most_count(Step::kGateUp, e);
-      const GateUp parts(*call.expert, rows, count);
-      most = std::max(most, parts.panel * sizeof(float) + call.gate_up->scratch_bytes(rows, parts.width));
-    }
-    const size_t outputs = loads_[e].down.cut_k ? config_.hidden : work_.most_count(Step::kDown, e);
-    most = std::max(most, call.down->scratch_bytes(work_.most_rows(Step::kDown, e), outputs));
-  }
+  for (size_t e = 0; e < active_.size(); ++e) most = std::max({most, gate_up_scratch(e), down_scratch(e)});
   return align(most);
+}
+
+size_t MoeCall::gate_up_scratch(size_t e) const {
+  const ActiveCall& call = active_[e];
+  const plan::ExpertLoad& load = loads_[e];
+  if (!load.sums_gate_up()) {
+    const size_t rows = work_.most_rows(Step::kGateUp, e), count = work_.most_count(Step::kGateUp, e);
+    const GateUp parts(*call.expert, rows, count);
+    return parts.panel * sizeof(float) + call.gate_up->scratch_bytes(rows, parts.width);
+  }
+  const size_t units = work_.most_count(Step::kFinishHidden, e);
+  const size_t finish = (4 + kBlockTokens) * round_up(units, 16) * sizeof(float);
+  if (!call.nodes) return std::max(finish, call.gate_up->scratch_bytes(load.rows, gate_up_outputs()));
+  const size_t gate = node_scratch_bytes(*call.nodes->gate, *call.gate_up, load.rows);
+  const size_t up = call.nodes->up ? node_scratch_bytes(*call.nodes->up, *call.gate_up, load.rows) : 0;
+  return std::max({finish, gate, up});
+}
+
+size_t MoeCall::down_scratch(size_t e) const {
+  const ActiveCall& call = active_[e];
+  if (call.nodes) return node_scratch_bytes(*call.nodes->down, *call.down, loads_[e].rows);
+  const size_t outputs = loads_[e].down.cut_k ? config_.hidden : work_.most_count(Step::kDown, e);
+  return call.down->scratch_bytes(work_.most_rows(Step::kDown, e), outputs);
 }
 
 // ---- Region
@@ -329,290 +291,56 @@ bool MoeCall::route_in_region(size_t i) {
 
 void MoeCall::participate(size_t participant) {
   const TileScope tiles(kernels_.level());
-  const size_t routing_items = chunks_ > 1 ? 2 * chunks_ : 0;
-  bool routed = routing_items == 0;
-  for (;;) {
-    const size_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (!routed) {
+  const plan::Node node = nodes_ ? nodes_->threads().current(participant) : plan::kUnknownNode;
+  size_t first = 0;  // number of the first item, among the claimed numbers
+  if (chunks_ > 1) {
+    first = 2 * chunks_;
+    size_t i;
+    do {
+      i = next_.fetch_add(1, std::memory_order_relaxed);
       if (!route_in_region(i)) return;
-      if (i < routing_items) continue;
-      runtime::await(placed_, static_cast<uint32_t>(chunks_));
-      routed = true;
-    }
-    if (i - routing_items >= work_.items()) return;
-    const WorkItem item = work_.item(i - routing_items);
-    if (item.wait_event != plan::kNoEvent) runtime::await(events_[item.wait_event], item.wait_count);
-    execute(item, base_ + scratch_at_ + participant * scratch_bytes_);
-    if (item.signal_event != plan::kNoEvent) events_[item.signal_event].fetch_add(1, std::memory_order_release);
+    } while (i < first);
+    // The number that ended this is an item's.
+    runtime::await(placed_, static_cast<uint32_t>(chunks_));
+    uint8_t* const scratch = scratch_of(participant);
+    if (claims_) return work_by_nodes(node, scratch);
+    if (i - first >= work_.items()) return;
+    do_item(i - first, scratch);
   }
+  if (claims_) work_by_nodes(node, scratch_of(participant));
+  else work_in_order(first, scratch_of(participant));
+}
+
+void MoeCall::work_in_order(size_t first, uint8_t* scratch) {
+  for (;;) {
+    const size_t i = next_.fetch_add(1, std::memory_order_relaxed) - first;
+    if (i >= work_.items()) return;
+    do_item(i, scratch);
+  }
+}
+
+void MoeCall::work_by_nodes(plan::Node node, uint8_t* scratch) {
+  claims_->arrive(node);
+  for (size_t step = 0; step < plan::kSteps; ++step)
+    for (uint32_t i; (i = claims_->claim(step, node)) != runtime::kNoItem;) do_item(i, scratch);
+}
+
+void MoeCall::do_item(size_t number, uint8_t* scratch) {
+  const WorkItem item = work_.item(number);
+  if (item.wait_event != plan::kNoEvent) runtime::await(events_[item.wait_event], item.wait_count);
+  execute(item, scratch);
+  if (item.signal_event != plan::kNoEvent) events_[item.signal_event].fetch_add(1, std::memory_order_release);
 }
 
 void MoeCall::execute(const WorkItem& item, uint8_t* scratch) const {
   switch (item.step) {
     case Step::kGather: return gather(item);
-    case Step::kGateUp: return loads_[item.expert].gate_up.cut_k ? gate_up_chunk(item, scratch) : gate_up(item, scratch);
+    case Step::kGateUp:
+      if (active_[item.expert].nodes) return gate_up_of_node(item, scratch);
+      return loads_[item.expert].gate_up.cut_k ? gate_up_chunk(item, scratch) : gate_up(item, scratch);
     case Step::kFinishHidden: return finish_hidden(item, scratch);
-    case Step::kDown: return down(item, scratch);
+    case Step::kDown: return active_[item.expert].nodes ? down_of_node(item, scratch) : down(item, scratch);
     case Step::kCombine: return combine(item, scratch);
-  }
-}
-
-// ---- Items
-
-float MoeCall::routing_weight(size_t slot) const {
-  if (!in_.weights) return 1.0f;
-  float weight;
-  const uint8_t* p = static_cast<const uint8_t*>(in_.weights) + slot * size_of(in_.weights_type);
-  ops_.widen(p, in_.weights_type, 1, 1.0f, &weight);
-  return weight;
-}
-
-const uint8_t* MoeCall::token(size_t slot) const {
-  return static_cast<const uint8_t*>(in_.x) + slot / in_.k * config_.hidden * size_of(in_.x_type);
-}
-
-void MoeCall::gather_row(const Activations& to, size_t sorted, size_t row, size_t rows) const {
-  if (to.type == DataType::kBF16) return gather_block(to, sorted, row, 1, rows);
-  const size_t slot = routing_.order[sorted];
-  const float scale = config_.weight_on_input ? routing_weight(slot) : 1.0f;
-  ops_.widen(token(slot), in_.x_type, config_.hidden, scale, at<float>(to.place(row, 0, rows)));
-}
-
-// Up to a block's tokens, from `row` on.
-void MoeCall::gather_block(const Activations& to, size_t sorted, size_t row, size_t count, size_t rows) const {
-  const void* from[kBlockTokens];
-  float scales[kBlockTokens];
-  for (size_t t = 0; t < count; ++t) {
-    const size_t slot = routing_.order[sorted + t];
-    from[t] = token(slot);
-    scales[t] = config_.weight_on_input ? routing_weight(slot) : 1.0f;
-  }
-  ops_.pack({from, in_.x_type, config_.weight_on_input ? scales : nullptr, count, config_.hidden,
-             kernels::padded_inputs(config_.hidden), at<uint16_t>(to.place(row, 0, rows)), to.stride,
-             to.in_lanes(row / kBlockTokens, rows)});
-}
-
-void MoeCall::gather(const WorkItem& item) const {
-  const Activations& to = active_[item.expert].tokens;
-  const plan::ExpertLoad& load = loads_[item.expert];
-  const size_t step = to.type == DataType::kBF16 ? kBlockTokens : 1;
-  for (size_t row = item.row; row < item.row + item.rows; row += step) {
-    if (step == 1) gather_row(to, load.begin + row, row, load.rows);
-    else gather_block(to, load.begin + row, row, std::min<size_t>(step, item.row + item.rows - row), load.rows);
-  }
-}
-
-void MoeCall::gate_up(const WorkItem& item, uint8_t* raw) const {
-  const ActiveCall& call = active_[item.expert];
-  const Expert& expert = *call.expert;
-  const size_t rows = loads_[item.expert].rows;
-  const GateUp parts(expert, item.rows, item.count);
-  float* scratch = reinterpret_cast<float*>(raw);
-  float *gate = scratch, *up = gate + parts.up, *bias = scratch + parts.bias;
-
-  MatmulArgs args = {};
-  args.a = base_ + call.tokens.place(item.row, 0, rows);
-  args.lda = call.tokens.stride;
-  args.c = gate;
-  args.ldc = parts.width;
-  args.m = item.rows, args.n = parts.width, args.k = config_.hidden;
-  args.scratch = scratch + parts.panel;
-  args.c_lanes = call.lanes;
-  const bool two = config_.gated && !expert.interleaved;
-  args.w = weights_at(expert.gate, parts.step * item.begin, 0);
-  args.ldw = expert.gate.ld;
-  args.next_w = two ? weights_at(expert.up, item.begin, 0) : nullptr;
-  call.gate_up->run(args);
-  if (two) {
-    args.w = args.next_w;
-    args.next_w = nullptr;
-    args.ldw = expert.up.ld;
-    args.c = up;
-    call.gate_up->run(args);
-  }
-  if (call.lanes) activate_lanes(item, bias, gate, up, parts.width);
-  else activate_rows(item, bias, gate, up, parts.width);
-}
-
-// Hidden units are padded with zeros to a whole number of kernel steps by the item that has the last of them.
-size_t MoeCall::padded_units(const WorkItem& item) const {
-  const bool last = item.begin + item.count == config_.intermediate;
-  return last ? kernels::padded_inputs(config_.intermediate) - item.begin : item.count;
-}
-
-void MoeCall::pack_hidden(const ActiveCall& call, const WorkItem& item, size_t row, size_t count, size_t rows, const float* h,
-                          size_t ld) const {
-  const void* from[kBlockTokens];
-  for (size_t t = 0; t < count; ++t) from[t] = h + t * ld;
-  ops_.pack({from, DataType::kF32, nullptr, count, item.count, padded_units(item),
-             at<uint16_t>(call.hidden.place(row, item.begin, rows)), call.hidden.stride,
-             call.hidden.in_lanes(row / kBlockTokens, rows)});
-}
-
-void MoeCall::activate_rows(const WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const {
-  const ActiveCall& call = active_[item.expert];
-  const Expert& expert = *call.expert;
-  const size_t rows = loads_[item.expert].rows, step = expert.interleaved ? 2 : 1;
-  const GateUpBias bias(ops_, expert, item, bias_scratch);
-  const bool direct = call.hidden.type == DataType::kF32;
-  // In place otherwise: a unit is written where it, or one before it, was read.
-  float* h = direct ? at<float>(call.hidden.place(item.row, item.begin, rows)) : gate;
-  const size_t ldh = direct ? call.hidden.stride : width;
-  ops_.activate({gate, config_.gated ? up : nullptr, width, step, bias.gate, bias.up, h, ldh, item.rows, item.count,
-                 config_.activation});
-  if (direct) return;
-  for (size_t r = 0; r < item.rows; r += kBlockTokens)
-    pack_hidden(call, item, item.row + r, std::min<size_t>(kBlockTokens, item.rows - r), rows, h + r * ldh, ldh);
-}
-
-void MoeCall::activate_lanes(const WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const {
-  const ActiveCall& call = active_[item.expert];
-  const Expert& expert = *call.expert;
-  const size_t rows = loads_[item.expert].rows, step = expert.interleaved ? 2 : 1;
-  const GateUpBias bias(ops_, expert, item, bias_scratch);
-  for (size_t r = 0; r < item.rows; r += kBlockTokens) {
-    const size_t count = std::min<size_t>(kBlockTokens, item.rows - r), block = r * width;
-    if (call.hidden.in_lanes((item.row + r) / kBlockTokens, rows)) {
-      const float* lanes_up = expert.interleaved ? gate + block + kBlockTokens : up + block;
-      ops_.activate_lanes({gate + block, config_.gated ? lanes_up : nullptr, step, bias.gate, bias.up,
-                           at<uint16_t>(call.hidden.place(item.row + r, item.begin, rows)), count, item.count,
-                           padded_units(item), config_.activation});
-    } else {
-      float* h = gate + block;
-      ops_.activate({h, config_.gated ? up + block : nullptr, width, step, bias.gate, bias.up, h, width, count, item.count,
-                     config_.activation});
-      pack_hidden(call, item, item.row + r, count, rows, h, width);
-    }
-  }
-}
-
-void MoeCall::gate_up_chunk(const WorkItem& item, uint8_t* scratch) const {
-  const ActiveCall& call = active_[item.expert];
-  const Expert& expert = *call.expert;
-  const size_t width = gate_up_outputs(), rows = loads_[item.expert].rows;
-  const size_t chunk = item.begin / plan::chunk_inputs(loads_[item.expert].gate_up, item.rows, config_.hidden);
-  float* parts = at<float>(call.gate_up_parts) + chunk * item.rows * width;
-
-  MatmulArgs args = {};
-  args.a = base_ + call.tokens.place(0, item.begin, rows);
-  args.lda = call.tokens.stride;
-  args.c = parts;
-  args.ldc = width;
-  args.m = item.rows, args.n = expert.interleaved ? width : config_.intermediate, args.k = item.count;
-  args.scratch = scratch;
-  const bool two = config_.gated && !expert.interleaved;
-  args.w = weights_at(expert.gate, 0, item.begin);
-  args.ldw = expert.gate.ld;
-  args.next_w = two ? weights_at(expert.up, 0, item.begin) : nullptr;
-  call.gate_up->run(args);
-  if (two) {
-    args.w = args.next_w;
-    args.next_w = nullptr;
-    args.ldw = expert.up.ld;
-    args.c = parts + config_.intermediate;
-    call.gate_up->run(args);
-  }
-}
-
-void MoeCall::finish_hidden(const WorkItem& item, uint8_t* raw) const {
-  const ActiveCall& call = active_[item.expert];
-  const Expert& expert = *call.expert;
-  const size_t width = gate_up_outputs(), distance = item.rows * width, units = round_up(item.count, 16);
-  const size_t step = expert.interleaved ? 2 : 1;
-  float* gate = reinterpret_cast<float*>(raw);
-  float* up = expert.interleaved ? gate + 1 : gate + units;
-  const GateUpBias bias(ops_, expert, item, gate + 2 * units);
-  float* packed = gate + 4 * units;
-  const bool direct = call.hidden.type == DataType::kF32;
-
-  for (size_t row = 0; row < item.rows; ++row) {
-    const float* parts = at<float>(call.gate_up_parts) + row * width;
-    float* h = direct ? at<float>(call.hidden.place(row, item.begin, item.rows)) : packed + row % kBlockTokens * units;
-    ops_.sum_chunks(parts + step * item.begin, call.gate_up_chunks, distance, step * item.count, gate);
-    if (config_.gated && !expert.interleaved)
-      ops_.sum_chunks(parts + config_.intermediate + item.begin, call.gate_up_chunks, distance, item.count, up);
-    ops_.activate({gate, config_.gated ? up : nullptr, 0, step, bias.gate, bias.up, h, 0, 1, item.count, config_.activation});
-    const size_t first = row / kBlockTokens * kBlockTokens;
-    if (!direct && (row + 1 == item.rows || (row + 1) % kBlockTokens == 0))
-      pack_hidden(call, item, first, row + 1 - first, item.rows, packed, units);
-  }
-}
-
-void MoeCall::down(const WorkItem& item, uint8_t* scratch) const {
-  const ActiveCall& call = active_[item.expert];
-  const plan::ExpertLoad& load = loads_[item.expert];
-  const Matrix& w = call.expert->down;
-  float* answers = at<float>(call.answers);
-  MatmulArgs args = {};
-  args.lda = call.hidden.stride;
-  args.ldw = w.ld;
-  args.ldc = call.answer_stride;
-  args.m = item.rows;
-  args.scratch = scratch;
-  if (load.down.cut_k) {
-    const size_t chunk = item.begin / plan::chunk_inputs(load.down, load.rows, config_.intermediate);
-    args.a = base_ + call.hidden.place(0, item.begin, load.rows);
-    args.w = weights_at(w, 0, item.begin);
-    args.c = answers + chunk * load.rows * call.answer_stride;
-    args.n = config_.hidden, args.k = item.count;
-  } else {
-    args.a = base_ + call.hidden.place(item.row, 0, load.rows);
-    args.w = weights_at(w, item.begin, 0);
-    args.c = answers + item.row * call.answer_stride + item.begin;
-    args.n = item.count, args.k = config_.intermediate;
-  }
-  call.down->run(args);
-}
-
-// The weight of each of the token's slots.
-void MoeCall::weigh(const CombineScratch& scratch, size_t token) const {
-  const float* x = scratch.x;
-  if (config_.sigmoid_gates) {
-    const void* row = this->token(token * in_.k);
-    if (in_.x_type == DataType::kF32) x = static_cast<const float*>(row);
-    else ops_.widen(row, in_.x_type, config_.hidden, 1.0f, scratch.x);
-  }
-  for (size_t j = 0; j < in_.k; ++j) {
-    const size_t slot = token * in_.k + j;
-    const uint32_t e = routing_.expert[slot];
-    if (e == plan::kNoExpert) continue;
-    const Matrix& gate = active_[e].expert->sigmoid_gate;
-    scratch.weights[j] = config_.weight_on_input ? 1.0f : routing_weight(slot);
-    if (gate.data) scratch.weights[j] *= gates_.value(gate, x, scratch.gates);
-  }
-}
-
-// The token's answers at outputs [begin, begin + n); the addend comes last, since it is rounded into the sum once there.
-size_t MoeCall::combine_terms(const CombineScratch& scratch, size_t token, size_t begin, size_t n) const {
-  size_t count = 0;
-  for (size_t j = 0; j < in_.k; ++j) {
-    const size_t slot = token * in_.k + j;
-    const uint32_t e = routing_.expert[slot];
-    if (e == plan::kNoExpert) continue;
-    const ActiveCall& call = active_[e];
-    const size_t row = routing_.position[slot] - loads_[e].begin;
-    const float* bias = widen_bias(ops_, call.expert->down_bias, begin, n, scratch.biases + j * kBiasColumns);
-    scratch.terms[count++] = {at<float>(call.answers) + row * call.answer_stride + begin, bias, scratch.weights[j],
-                              call.down_chunks, loads_[e].rows * call.answer_stride};
-  }
-  if (in_.addend) {
-    const size_t element = token * config_.hidden + begin;
-    ops_.widen(static_cast<const uint8_t*>(in_.addend) + element * size_of(in_.x_type), in_.x_type, n, 1.0f, scratch.addend);
-    scratch.terms[count++] = {scratch.addend, nullptr, 1.0f, 1, 0};
-  }
-  return count;
-}
-
-void MoeCall::combine(const WorkItem& item, uint8_t* raw) const {
-  const CombineScratch scratch(config_, gates_, in_.k, raw);
-  uint8_t* y = static_cast<uint8_t*>(in_.y);
-  for (size_t token = item.row; token < item.row + item.rows; ++token) {
-    weigh(scratch, token);
-    for (size_t begin = item.begin; begin < item.begin + item.count; begin += kBiasColumns) {
-      const size_t n = std::min(kBiasColumns, item.begin + item.count - begin);
-      const size_t count = combine_terms(scratch, token, begin, n);
-      ops_.combine({scratch.terms, count, n, y + (token * config_.hidden + begin) * size_of(in_.x_type), in_.x_type});
-    }
   }
 }
 

@@ -2,26 +2,17 @@
 #pragma once
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <vector>
 
-#include "operators/kernel_choice.h"
+#include "operators/activations.h"
 #include "operators/moe.h"
+#include "operators/moe_nodes.h"
+#include "operators/node_matmul.h"
 #include "plan/routing.h"
 #include "plan/work.h"
 
 namespace ort_hina::operators {
-
-// Rows of activations as a kernel wants them, somewhere in the workspace.
-struct Activations {
-  size_t at;          // bytes from the workspace's begin, 64-byte aligned
-  size_t stride;      // elements between rows
-  DataType type;      // kF32: rows; kBF16: blocks (kernels/kernel.h)
-  uint32_t lanes_from;
-  size_t bytes(size_t rows) const;
-  // Where row `row` of inputs from `input` on begins; of bf16, row a multiple of kBlockTokens or blocks in rows.
-  size_t place(size_t row, size_t input, size_t rows) const;
-  bool in_lanes(size_t block, size_t rows) const;
-};
 
 // What an active expert needs in this call.
 struct ActiveCall {
@@ -29,10 +20,11 @@ struct ActiveCall {
   const kernels::MatmulKernel* gate_up;
   const kernels::MatmulKernel* down;
   bool lanes;               // gate and up are left in lanes, and hidden units go from there
-  uint32_t gate_up_chunks;  // 1 if not cut along K
+  uint32_t gate_up_chunks;  // partial sums of every output; 1 if not cut along K
   uint32_t down_chunks;
+  const MoeNodes::ExpertPartition* nodes;  // null: not cut by NUMA nodes
   Activations tokens, hidden;
-  size_t gate_up_parts;  // bytes; its partial sums, floats [chunks][rows][outputs] (cut along K only)
+  size_t gate_up_parts;  // bytes; its partial sums, floats [chunks][rows][outputs], where there are any
   size_t answers;        // bytes; floats [chunks][rows][answer_stride]
   size_t answer_stride;
 };
@@ -51,8 +43,9 @@ struct CombineScratch {
 
 class MoeCall {
  public:
-  MoeCall(const MoeConfig& config, const KernelChoice& kernels, const SigmoidGates& gates, const MoeInputs& inputs,
-          const runtime::Pool& pool);
+  // `nodes`: null where there is nothing to share out among NUMA nodes.
+  MoeCall(const MoeConfig& config, const KernelChoice& kernels, const SigmoidGates& gates, const MoeNodes* nodes,
+          const MoeInputs& inputs, const runtime::Pool& pool);
   // Throws std::invalid_argument where an id is out of range, or names a missing expert that may not be skipped.
   void run(const Workspace& workspace);
 
@@ -67,11 +60,20 @@ class MoeCall {
   void prepare();
   void plan();
   ActiveCall plan_expert(const plan::ActiveExpert& active) const;
+  plan::ExpertLoad load_of(const plan::ActiveExpert& active, ActiveCall* call) const;
+  void queue_items();
+  plan::Node node_of(plan::Step step, size_t expert, uint32_t item) const;
   size_t lay_out();  // bytes of workspace
   size_t scratch_bytes() const;
+  size_t gate_up_scratch(size_t expert) const;
+  size_t down_scratch(size_t expert) const;
+  uint8_t* scratch_of(size_t participant) const { return base_ + scratch_at_ + participant * scratch_bytes_; }
 
   void participate(size_t participant);
   bool route_in_region(size_t i);  // whether there is a plan to work on
+  void work_in_order(size_t first, uint8_t* scratch);
+  void work_by_nodes(plan::Node node, uint8_t* scratch);
+  void do_item(size_t number, uint8_t* scratch);
   void execute(const plan::WorkItem& item, uint8_t* scratch) const;
 
   void gather(const plan::WorkItem& item) const;
@@ -81,10 +83,12 @@ class MoeCall {
   void gate_up_chunk(const plan::WorkItem& item, uint8_t* scratch) const;
   void activate_rows(const plan::WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const;
   void activate_lanes(const plan::WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const;
+  void gate_up_of_node(const plan::WorkItem& item, uint8_t* scratch) const;
   void finish_hidden(const plan::WorkItem& item, uint8_t* scratch) const;
   void pack_hidden(const ActiveCall& call, const plan::WorkItem& item, size_t row, size_t count, size_t rows, const float* h,
                    size_t ld) const;
   void down(const plan::WorkItem& item, uint8_t* scratch) const;
+  void down_of_node(const plan::WorkItem& item, uint8_t* scratch) const;
   void combine(const plan::WorkItem& item, uint8_t* scratch) const;
   size_t combine_terms(const CombineScratch& scratch, size_t token, size_t begin, size_t n) const;  // how many
   void weigh(const CombineScratch& scratch, size_t token) const;
@@ -99,6 +103,7 @@ class MoeCall {
   const MoeConfig& config_;
   const KernelChoice& kernels_;
   const SigmoidGates& gates_;
+  const MoeNodes* const nodes_;
   const MoeInputs in_;
   const runtime::Pool& pool_;
   const kernels::VectorOps& ops_;
@@ -113,6 +118,8 @@ class MoeCall {
   plan::WorkPlan& work_;
   std::vector<plan::ExpertLoad>& loads_;
   std::vector<ActiveCall>& active_;
+  runtime::NodeQueues& queues_;
+  std::unique_ptr<runtime::NodeClaims> claims_;  // null: items are taken in their order
 
   size_t scratch_at_ = 0, scratch_bytes_ = 0;  // of one participant
   uint8_t* base_ = nullptr;

@@ -75,18 +75,24 @@ WorkPlan::Grid WorkPlan::make(Step step, size_t e) const {
       const size_t rows = round_up(ceil_div(kMinCopyElements, p_.hidden), load.gate_up.row_step);
       return {0, load.rows, u32(p_.hidden), u32(std::min<size_t>(rows, load.rows)), u32(p_.hidden), 1};
     }
-    case Step::kGateUp: return matmul(load, load.gate_up, p_.intermediate, p_.hidden, even, fine_[e]);
+    case Step::kGateUp:
+      if (load.gate_up_items) return listed(load.gate_up_items);
+      return matmul(load, load.gate_up, p_.intermediate, p_.hidden, even, fine_[e]);
     case Step::kFinishHidden: {
-      if (!load.gate_up.cut_k) return grid;
+      if (!load.sums_gate_up()) return grid;
       const size_t units = std::min<size_t>(kMaxItemOutputs / 2, std::max<size_t>(256, kMinCopyElements / load.rows / 32 * 32));
       const size_t block = std::min(units, p_.intermediate);
       return {0, load.rows, u32(p_.intermediate), load.rows, u32(block), u32(ceil_div(p_.intermediate, block))};
     }
-    case Step::kDown: return matmul(load, load.down, p_.hidden, p_.intermediate, even, fine_[e]);
+    case Step::kDown:
+      if (load.down_items) return listed(load.down_items);
+      return matmul(load, load.down, p_.hidden, p_.intermediate, even, fine_[e]);
     case Step::kCombine: break;
   }
   return grid;
 }
+
+WorkPlan::Grid WorkPlan::listed(uint32_t items) { return {0, items, 1, 1, 1, 1}; }
 
 WorkPlan::Grid WorkPlan::combine() const {
   const size_t columns = std::max<size_t>(512, ceil_div(p_.hidden * p_.tokens, p_.threads * kItemsPerThread));
@@ -132,6 +138,11 @@ void WorkPlan::set_wait(WorkItem* item) const {
   }
   item->wait_event = count ? event(static_cast<Step>(before), item->expert) : kNoEvent;
   item->wait_count = count;
+}
+
+size_t WorkPlan::first_item(Step step, size_t expert) const {
+  const size_t s = static_cast<size_t>(step);
+  return (s ? ends_[s - 1] : 0) + grid(step, expert).first;
 }
 
 WorkItem WorkPlan::item(size_t i) const {

@@ -23,6 +23,12 @@ struct ExpertLoad {
   uint32_t rows;   // tokens
   MatmulForm gate_up;
   MatmulForm down;
+  // Where weights are cut by the nodes that they lie on (plan/node_partition.h): items of such a cut, which leave partial sums.
+  // Numbered in WorkItem::row. 0: cut here.
+  uint32_t gate_up_items = 0;
+  uint32_t down_items = 0;
+
+  bool sums_gate_up() const { return gate_up.cut_k || gate_up_items; }
 };
 
 struct Problem {
@@ -70,6 +76,9 @@ class WorkPlan {
   size_t items() const { return ends_[kSteps - 1]; }
   uint32_t events() const { return static_cast<uint32_t>(3 * experts_ + 1); }
   WorkItem item(size_t i) const;
+  // Of one step of an expert (of kCombine: 0): its first item's number, and how many there are, one after the other.
+  size_t first_item(Step step, size_t expert) const;
+  uint32_t items(Step step, size_t expert) const { return grid(step, expert).items(); }
 
   // The largest item of a step of an expert, for the scratch it needs.
   uint32_t most_rows(Step step, size_t expert) const { return grid(step, expert).row_block; }
@@ -89,6 +98,7 @@ class WorkPlan {
   void add_step(Step step);
   Grid make(Step step, size_t expert) const;
   Grid combine() const;
+  static Grid listed(uint32_t items);
   Grid matmul(const ExpertLoad& load, const MatmulForm& form, size_t n, size_t k, size_t even, bool fine) const;
   uint32_t event(Step step, size_t expert) const;
   // What must be finished before this step of this expert.

@@ -4,10 +4,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "kernels/types.h"
+#include "plan/page_map.h"
 #include "runtime/cpu.h"
 
 namespace ort_hina::python {
@@ -18,6 +20,7 @@ void bind_attention(py::module_& m);
 void bind_moe(py::module_& m);
 void bind_router(py::module_& m);
 void bind_kernels(py::module_& m);
+void bind_node_plan(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_yardsticks(py::module_& m);
 
@@ -37,6 +40,10 @@ inline Isa isa_by_name(const std::string& name) {
     }
   throw std::invalid_argument("unknown level '" + name + "'");
 }
+
+// A page map from its runs: (bytes, node), node None where that is not known.
+using Runs = std::vector<std::pair<uint64_t, std::optional<uint32_t>>>;
+plan::PageMap page_map(const Runs& runs);
 
 // Arrays come as their bytes, since NumPy has no bfloat16; the types are named beside them.
 using Bytes = py::array_t<uint8_t, py::array::c_style>;

@@ -48,16 +48,39 @@ operators::MoeAttributes moe_attributes(const py::dict& a) {
   return attributes;
 }
 
+// A machine of several nodes that a test makes up: the maps of the windows, and on which node each participant runs.
+struct MadeUpNodes {
+  runtime::ThreadNodes threads;
+  operators::Placement placement;
+  explicit MadeUpNodes(const py::dict& d) {
+    threads.nodes = d["nodes"].cast<size_t>();
+    threads.distances.assign(threads.nodes, std::vector<uint32_t>(threads.nodes, 20));
+    for (size_t n = 0; n < threads.nodes; ++n) threads.distances[n][n] = 10;
+    if (d.contains("distances")) threads.distances = d["distances"].cast<std::vector<std::vector<uint32_t>>>();
+    const auto of_threads = d["threads"].cast<std::vector<std::optional<uint32_t>>>();
+    threads.current = [of_threads](size_t i) {
+      const std::optional<uint32_t> node = of_threads[i % of_threads.size()];
+      return node ? static_cast<plan::Node>(*node) : plan::kUnknownNode;
+    };
+    for (const Runs& runs : d["maps"].cast<std::vector<Runs>>()) placement.maps.push_back(page_map(runs));
+    placement.threads = &threads;
+  }
+};
+
 // A node and its windows, ready to run.
 class NativeMoe {
  public:
   NativeMoe(const py::dict& attributes, std::vector<std::pair<Bytes, std::string>> windows, const std::string& isa,
-            bool bf16_compute)
+            bool bf16_compute, const std::optional<py::dict>& numa)
       : windows_(std::move(windows)) {
     std::vector<operators::Window> views;
     for (const auto& [bytes, type] : windows_)
       views.push_back({bytes.data(), static_cast<size_t>(bytes.size()), data_type(type)});
-    moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa), bf16_compute);
+    if (numa) nodes_ = std::make_unique<MadeUpNodes>(*numa);
+    if (nodes_ && nodes_->placement.maps.size() != views.size())
+      throw std::invalid_argument("numa: expected a map for each window");
+    moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa), bf16_compute,
+                                            nodes_ ? &nodes_->placement : nullptr);
   }
 
   Bytes run(const Bytes& x, const std::string& x_type, const std::optional<py::array>& ids,
@@ -105,6 +128,7 @@ class NativeMoe {
   }
 
   std::vector<std::pair<Bytes, std::string>> windows_;
+  std::unique_ptr<MadeUpNodes> nodes_;
   std::unique_ptr<operators::Moe> moe_;
 };
 
@@ -112,8 +136,10 @@ class NativeMoe {
 
 void bind_moe(py::module_& m) {
   py::class_<NativeMoe>(m, "Moe", "One MoE node (docs/operators.md). The windows are referenced, not copied.")
-      .def(py::init<const py::dict&, std::vector<std::pair<Bytes, std::string>>, const std::string&, bool>(),
-           py::arg("attributes"), py::arg("windows"), py::arg("isa") = "", py::arg("bf16_compute") = false)
+      .def(py::init<const py::dict&, std::vector<std::pair<Bytes, std::string>>, const std::string&, bool,
+                    const std::optional<py::dict>&>(),
+           py::arg("attributes"), py::arg("windows"), py::arg("isa") = "", py::arg("bf16_compute") = false,
+           py::arg("numa") = py::none())
       .def("run", &NativeMoe::run, py::arg("x"), py::arg("x_type"), py::arg("ids") = py::none(),
            py::arg("weights") = py::none(), py::arg("weights_type") = "float", py::arg("threads") = 1,
            py::arg("addend") = py::none(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from ort_hina import _native
@@ -12,18 +15,20 @@ from .levels import product_type
 from .moe_reference import Bounded, reference
 from .moe_tokens import MoeTokens
 from .moe_weights import MoeWeights
+from .page_maps import Runs
 
 
 class NativeMoe:
     """The operator on NumPy arrays, at one instruction level (empty: as chosen)."""
 
     def __init__(
-        self, weights: MoeWeights, isa: str = "", *, guard: bool = False, bf16_compute: bool = False
-    ) -> None:
-        """`guard`: every operand ends where a forbidden page begins."""
+        self, weights: MoeWeights, isa: str = "", *, guard: bool = False, bf16_compute: bool = False,
+        numa: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`guard`: every operand ends where a forbidden page begins. `numa`: made-up nodes (`made_up_nodes`)."""
         self._protect = guarded if guard else np.asarray
         windows = [(self._protect(data), kind) for data, kind in weights.windows]
-        self._moe = _native.Moe(weights.attributes, windows, isa, bf16_compute)
+        self._moe = _native.Moe(weights.attributes, windows, isa, bf16_compute, numa)
 
     def run(self, tokens: MoeTokens, threads: int = 1) -> np.ndarray:
         """Y, float64 [T, H]."""
@@ -37,6 +42,11 @@ class NativeMoe:
             None if tokens.addend is None else self._protect(tokens.addend_data),
         )
         return decode(data, tokens.x_type).reshape(tokens.x.shape)
+
+
+def made_up_nodes(maps: list[Runs], nodes: int, threads: Sequence[int | None]) -> dict[str, Any]:
+    """A machine of several nodes: where each window lies, and on which node each participant of a region runs."""
+    return {"maps": maps, "nodes": nodes, "threads": list(threads)}
 
 
 def expected(weights: MoeWeights, tokens: MoeTokens, isa: str = "", *, bf16_compute: bool = False) -> Bounded:

@@ -1,0 +1,62 @@
+#include "runtime/node_claims.h"
+
+#include <algorithm>
+
+namespace ort_hina::runtime {
+
+void NodeQueues::begin(size_t steps, size_t nodes) {
+  steps_ = steps, nodes_ = nodes;
+  lists_.resize(std::max(lists_.size(), steps * (nodes + 1)));
+  for (std::vector<uint32_t>& list : lists_) list.clear();
+}
+
+NodeClaims::NodeClaims(const NodeQueues& queues, const ThreadNodes& threads)
+    : queues_(queues),
+      threads_(threads),
+      next_(new Counter[queues.steps() * (queues.nodes() + 1)]),
+      arrived_(new Counter[queues.nodes() + 1]) {}
+
+void NodeClaims::arrive(plan::Node node) {
+  arrived_[queues_.queue_of(node)].value.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint32_t NodeClaims::left(size_t step, size_t queue) const {
+  const size_t items = queues_.items(step, queue).size(), taken = next(step, queue).value.load(std::memory_order_relaxed);
+  return static_cast<uint32_t>(items - std::min(items, taken));
+}
+
+uint32_t NodeClaims::take(size_t step, size_t queue) {
+  if (left(step, queue) == 0) return kNoItem;
+  const std::vector<uint32_t>& items = queues_.items(step, queue);
+  const uint32_t at = next(step, queue).value.fetch_add(1, std::memory_order_relaxed);
+  return at < items.size() ? items[at] : kNoItem;
+}
+
+// A helper needs as much longer for an item as the memory is farther away, so what the node's own threads do in that time is
+// left to them. A node without threads in the region has none to leave it to.
+bool NodeClaims::wants_help(size_t step, size_t queue, plan::Node helper) const {
+  const uint32_t items = left(step, queue), own = arrived_[queue].value.load(std::memory_order_relaxed);
+  if (items == 0 || own == 0) return items > 0;
+  if (queues_.queue_of(helper) == queues_.nodes()) return true;
+  const std::vector<uint32_t>& distances = threads_.distances[helper];
+  return uint64_t{items} * distances[helper] > uint64_t{own} * distances[queue];
+}
+
+uint32_t NodeClaims::claim(size_t step, plan::Node node) {
+  for (const size_t queue : {queues_.queue_of(node), queues_.nodes()})
+    if (const uint32_t item = take(step, queue); item != kNoItem) return item;
+  // Near ones first.
+  for (;;) {
+    size_t nearest = queues_.nodes();
+    uint32_t least = UINT32_MAX;
+    for (size_t queue = 0; queue < queues_.nodes(); ++queue) {
+      if (!wants_help(step, queue, node)) continue;
+      const uint32_t distance = node < queues_.nodes() ? threads_.distances[node][queue] : 0;
+      if (nearest == queues_.nodes() || distance < least) nearest = queue, least = distance;
+    }
+    if (nearest == queues_.nodes()) return kNoItem;
+    if (const uint32_t item = take(step, nearest); item != kNoItem) return item;
+  }
+}
+
+}  // namespace ort_hina::runtime
