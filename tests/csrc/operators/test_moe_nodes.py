@@ -10,7 +10,7 @@ from support.elements import ELEMENTS
 from support.layouts import GATE_UP, SINGLE
 from support.levels import every_level
 from support.moe_native import NativeMoe, assert_within, expected, made_up_nodes
-from support.moe_tokens import make_tokens, random_ids
+from support.moe_tokens import make_tokens, random_ids, with_x
 from support.moe_weights import MoeSpec, MoeWeights, make_weights
 from support.page_maps import interleaved, mixed, one_node, page_maps, scattered
 
@@ -72,17 +72,17 @@ def test_any_node_on_any_placement(isa, data, spec, tokens, k, threads, bf16_com
 @every_level
 @pytest.mark.parametrize("layout", ["nk", "kn", "nk_interleaved", "kn_interleaved"])
 @pytest.mark.parametrize("kind", ["float", "float16", "bfloat16"])
-@pytest.mark.parametrize("count", [1, 9, 300])
+@pytest.mark.parametrize("count", [1, 9, 120])
 def test_equal_bits_whoever_does_what(isa, layout, kind, count):
     """The nodes of the threads, their number, and who helps whom change nothing."""
     weights = make_weights(MoeSpec(5, 640, 200, layout, layout[:2], windows=(kind,), bias=True))
     inputs = make_tokens(random_ids(count, 3, 5), 640)
     expected_y = expected(weights, inputs, isa)
     first = None
-    for threads, on in ((1, [0]), (1, [2]), (2, [0, 1]), (7, [0, 1, 2]), (7, [1, 1, 1, 2]), (5, [None]), (5, [None, 2])):
+    for threads, on in ((1, [0]), (1, [2]), (2, [0, 1]), (7, [0, 1, 2]), (7, [1, 1, 1, 2]), (5, [None, 2])):
         nodes = nodes_for(weights, lambda size: interleaved(size, 1024, 3), 3, on)
         node = NativeMoe(weights, isa, numa=nodes)
-        for _ in range(3):
+        for _ in range(2):
             y = node.run(inputs, threads)
             first = y if first is None else first
             np.testing.assert_array_equal(y, first)
@@ -90,16 +90,16 @@ def test_equal_bits_whoever_does_what(isa, layout, kind, count):
 
 
 @every_level
-@pytest.mark.parametrize("hidden, intermediate", [(768, 96), (96, 768), (2880, 64), (64, 2880), (40, 14336)])
+@pytest.mark.parametrize("hidden, intermediate", [(768, 96), (96, 768), (2880, 64), (64, 2880), (16, 14336)])
 @pytest.mark.parametrize("layout", SINGLE)
 @pytest.mark.parametrize("kind", ["float", "bfloat16"])
 def test_sizes_of_models_on_pages_of_4_kb(isa, hidden, intermediate, layout, kind):
     """The window begins mid-page."""
-    weights = make_weights(MoeSpec(3, hidden, intermediate, layout, layout, windows=(kind,)))
+    weights = make_weights(MoeSpec(2, hidden, intermediate, layout, layout, windows=(kind,)))
     for nodes in (2, 4):
         numa = nodes_for(weights, lambda size: interleaved(size, 4096, nodes, phase=1000), nodes, range(nodes))  # noqa: B023
         for count in (1, 5):
-            inputs = make_tokens(random_ids(count, 2, 3), hidden)
+            inputs = make_tokens(random_ids(count, 1, 2), hidden)
             assert_within(NativeMoe(weights, isa, guard=True, numa=numa).run(inputs, 3), expected(weights, inputs, isa))
 
 
@@ -108,16 +108,15 @@ def test_sizes_of_models_on_pages_of_4_kb(isa, hidden, intermediate, layout, kin
 def test_nan_and_inf_stay_in_their_row(isa, layout):
     weights = make_weights(MoeSpec(4, 320, 130, layout, layout))
     numa = nodes_for(weights, lambda size: scattered(size, 256, 2, np.random.default_rng(0)), 2)
-    clean = make_tokens(random_ids(6, 2, 4), 320)
+    inputs = make_tokens(random_ids(6, 2, 4), 320)
     node = NativeMoe(weights, isa, numa=numa)
-    y = node.run(clean, 2)
-    for value in (np.nan, np.inf):
-        bad = make_tokens(random_ids(6, 2, 4), 320)
-        bad.x[2, 5] = value
-        bad = type(bad)(**{**bad.__dict__})
-        got = node.run(bad, 2)
-        assert not np.isfinite(got[2]).any() or np.array_equal(got[2], y[2])
-        np.testing.assert_array_equal(np.delete(got, 2, 0), np.delete(y, 2, 0))
+    clean = node.run(inputs, 2)
+    for poison in (np.nan, np.inf):
+        x = inputs.x.copy()
+        x[2, 5] = poison
+        y = node.run(with_x(inputs, x), 2)
+        assert not np.isfinite(y[2]).any()
+        np.testing.assert_array_equal(np.delete(y, 2, 0), np.delete(clean, 2, 0))
 
 
 def test_no_token_on_nodes():
@@ -143,3 +142,33 @@ def test_a_map_for_each_window():
     weights = make_weights(MoeSpec(2, 40, 24))
     with pytest.raises(ValueError, match="a map for each window"):
         NativeMoe(weights, numa=made_up_nodes([], 2, [0]))
+
+
+@every_level
+@pytest.mark.parametrize("layout", SINGLE)
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+def test_more_tokens_than_a_block(isa, layout, kind):
+    """The last block of activations may lie otherwise than the others, and inputs are taken from the middle of both."""
+    weights = make_weights(MoeSpec(1, 1440, 1440, layout, layout, windows=(kind,)))
+    node = NativeMoe(weights, isa, guard=True, numa=nodes_for(weights, lambda size: interleaved(size, 4096, 2), 2))
+    for count in (16, 17, 18, 33):
+        inputs = make_tokens(np.zeros((count, 1), np.int64), 1440)
+        assert_within(node.run(inputs, 2), expected(weights, inputs, isa))
+
+
+@every_level
+@pytest.mark.parametrize("layout", SINGLE)
+@pytest.mark.parametrize("first", ["gate", "up"])
+def test_what_a_sum_does_not_have_is_zero(isa, layout, first):
+    """Gate on one node and up on several, or the other way round; the workspace holds what a call with NaN left."""
+    weights = make_weights(MoeSpec(1, 640, 120, layout, layout))
+    (data, _), = weights.windows
+    gate, up = (weights.attributes[f"{role}_offsets"][0] for role in ("gate", "up"))
+    half = max(gate, up)
+    whole, cut = [(half, 0)], interleaved(len(data) - half, 256, 3)
+    runs = whole + cut if (gate < up) == (first == "gate") else [*interleaved(half, 256, 3), (len(data) - half, 0)]
+    node = NativeMoe(weights, isa, numa=made_up_nodes([runs], 3, [0, 1, 2]))
+    inputs = make_tokens(np.zeros((2, 1), np.int64), 640)
+    for _ in range(3):
+        node.run(with_x(inputs, np.full_like(inputs.x, np.nan)), 2)
+        assert_within(node.run(inputs, 2), expected(weights, inputs, isa))
