@@ -61,6 +61,7 @@ PYBIND11_MODULE(_native, m) {
   bind_moe(m);
   bind_router(m);
   bind_kernels(m);
+  bind_numa(m);
   bind_plan(m);
   bind_yardsticks(m);
 }
