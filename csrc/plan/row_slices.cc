@@ -97,6 +97,7 @@ std::vector<NodeSlice> row_slices(const std::vector<StoredMatrix>& matrices, uin
                                   const PageGrid& grid) {
   if (weights.size() > kUnknownNode || grid.page == 0 || grid.phase >= grid.page)
     throw std::invalid_argument("row slices: expected at most 255 nodes, and a phase below the page size");
+  if (bytes == 0) return {};
   Votes votes(bytes, weights.size(), grid);
   bool voted = false;
   for (const StoredMatrix& m : matrices) {

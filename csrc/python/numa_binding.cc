@@ -41,17 +41,12 @@ py::dict topology(const std::string& sysfs, const std::string& status, std::vect
   std::sort(cpus.begin(), cpus.end());
   const runtime::Topology found = runtime::read_topology({sysfs, status, cpus});
   py::list nodes, node_of_cpu;
-  std::vector<uint32_t> usable;
-  for (const runtime::NumaNode& node : found.nodes) {
-    nodes.append(described(node));
-    usable.insert(usable.end(), node.cpus.begin(), node.cpus.end());
-  }
-  std::sort(usable.begin(), usable.end());
+  for (const runtime::NumaNode& node : found.nodes) nodes.append(described(node));
   for (plan::Node node : found.node_of_cpu) node_of_cpu.append(node_object(node));
   py::dict d;
   d["nodes"] = nodes;
   d["node_of_cpu"] = node_of_cpu;
-  d["cores"] = runtime::physical_cores(usable, sysfs);
+  d["cores"] = runtime::physical_cores(found.cpus, sysfs);
   d["multi_node"] = found.multi_node();
   return d;
 }

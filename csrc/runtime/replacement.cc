@@ -240,7 +240,8 @@ Replacement bind(void* begin, size_t bytes, const std::vector<plan::NodeSlice>& 
   for (const Part& part : parts) ids.push_back(part.nodes[0]);
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  return replace({parts.front().pages.begin, parts.back().pages.end}, Placer(std::move(parts), ids));
+  const PageRange covered = {parts.front().pages.begin, parts.back().pages.end};
+  return replace(covered, Placer(std::move(parts), ids));
 }
 
 }  // namespace ort_hina::runtime

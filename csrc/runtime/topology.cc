@@ -60,18 +60,19 @@ std::vector<uint32_t> read_distances(const std::string& folder, size_t self, siz
 Topology one_node(const std::vector<uint32_t>& cpus) {
   Topology topology;
   topology.nodes.push_back({0, cpus, true, 0, 0, {kOwnDistance}});
+  topology.cpus = cpus;
   if (!cpus.empty()) topology.node_of_cpu.assign(cpus.back() + 1, 0);
   return topology;
 }
 
-void add_node(Topology* topology, const TopologySource& source, uint32_t id, const std::vector<uint32_t>& usable_cpus) {
+void add_node(Topology* topology, const TopologySource& source, uint32_t id) {
   const std::string folder = node_folder(source.sysfs, id);
   const std::vector<uint32_t> cpus = parse_numbers(read_text(folder + "/cpulist"));
   if (!cpus.empty() && topology->node_of_cpu.size() <= cpus.back())
     topology->node_of_cpu.resize(cpus.back() + 1, kUnknownNode);
   for (uint32_t cpu : cpus) topology->node_of_cpu[cpu] = static_cast<plan::Node>(topology->nodes.size());
   const std::string meminfo = read_text(folder + "/meminfo");
-  topology->nodes.push_back({id, intersection(cpus, usable_cpus), true, meminfo_bytes(meminfo, id, "MemTotal"),
+  topology->nodes.push_back({id, intersection(cpus, topology->cpus), true, meminfo_bytes(meminfo, id, "MemTotal"),
                              free_bytes(meminfo, id), {}});
 }
 
@@ -88,7 +89,7 @@ bool same(const Topology& a, const Topology& b) {
   const auto alike = [](const NumaNode& m, const NumaNode& n) {
     return m.id == n.id && m.cpus == n.cpus && m.memory_allowed == n.memory_allowed;
   };
-  return a.node_of_cpu == b.node_of_cpu &&
+  return a.cpus == b.cpus && a.node_of_cpu == b.node_of_cpu &&
          std::equal(a.nodes.begin(), a.nodes.end(), b.nodes.begin(), b.nodes.end(), alike);
 }
 
@@ -112,7 +113,8 @@ Topology read_topology(const TopologySource& source) {
   if (ids.empty()) return one_node(cpus);
   ids.resize(std::min<size_t>(ids.size(), kUnknownNode));
   Topology topology;
-  for (uint32_t id : ids) add_node(&topology, source, id, cpus);
+  topology.cpus = cpus;
+  for (uint32_t id : ids) add_node(&topology, source, id);
   for (size_t n = 0; n < ids.size(); ++n)
     topology.nodes[n].distances = read_distances(node_folder(source.sysfs, ids[n]), n, ids.size());
   read_allowed_memory(&topology, source.status);

@@ -19,6 +19,7 @@ struct NumaNode {
 
 struct Topology {
   std::vector<NumaNode> nodes;          // by plan::Node, ascending ids; at least one
+  std::vector<uint32_t> cpus;           // that this process may use, ascending, whether a node has them or not
   std::vector<plan::Node> node_of_cpu;  // of every CPU, whether this process may use it or not; kUnknownNode: of none
 
   // Whether this process may use CPUs of several nodes. If not, there is nothing to do for placement.
