@@ -123,7 +123,8 @@ def _grouped(source: ModelFile, tensors: list[ir.TensorProtocol]) -> list[tuple[
 
 
 def _fused_layers(graph: ir.Graph) -> list[tuple[str, list[ir.TensorProtocol]]]:
-    windows = ((node, [value.const_value for value in node.inputs[4:] if value is not None]) for node in graph if is_moe_node(node))
+    nodes = (node for node in graph if is_moe_node(node))
+    windows = ((node, [value.const_value for value in node.inputs[4:] if value is not None]) for node in nodes)
     return [(node.name or "MoE", [tensor for tensor in members if tensor is not None]) for node, members in windows]
 
 
@@ -194,13 +195,14 @@ class _PageCache:
         return sum(last - first for first, last in resident), found
 
     def _file(self, location: str) -> tuple[np.ndarray, bool]:
-        """Its bytes, and whether the kernel tells this process which of them are cached: only of what it owns or may write."""
+        """Its bytes, and whether the kernel tells this process which of them are cached: if it owns or may write the file."""
         if location not in self._files:
             path = self._folder / location
             with open(path, "rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 owned = os.fstat(file.fileno()).st_uid == os.geteuid()
-            mapping.madvise(mmap.MADV_RANDOM)  # mapping what is cached must not read what follows it
+            if not self._touch:
+                mapping.madvise(mmap.MADV_RANDOM)  # mapping what is cached must not read what follows it
             self._files[location] = np.frombuffer(mapping, np.uint8), owned or os.access(path, os.W_OK)
         return self._files[location]
 

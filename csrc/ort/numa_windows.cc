@@ -144,14 +144,14 @@ void NumaWindows::replace(const void* window, size_t bytes, const std::vector<pl
   const runtime::Replacement done =
       bound ? bind(memory, bytes, matrices, topology) : runtime::interleave(memory, bytes, choice.nodes, topology);
   if (!done.error.empty()) log.warn(kNotPlaced, "could not be placed as ort_hina.numa asks: " + done.error);
-  log.tell((bound ? "was bound to its nodes by rows: " : "was interleaved: ") + gigabytes(done.bytes) + formatted(" in %.3f s", done.seconds) +
-           ", with copies of " + gigabytes(done.copied_bytes) + " of the file's pages");
+  log.tell((bound ? "was bound to its nodes by rows: " : "was interleaved: ") + gigabytes(done.bytes) +
+           formatted(" in %.3f s", done.seconds) + ", with copies of " + gigabytes(done.copied_bytes) + " of the file's pages");
 }
 
 void NumaWindows::judge(const plan::PageMap& map, const runtime::Topology& topology, const Log& log) {
   if (map.bytes() && map.bytes_on(plan::kUnknownNode) == map.bytes())
-    log.warn(kUnknown, "lies the kernel does not say where (containers often forbid move_pages and mbind: allow them with "
-                       "--cap-add SYS_NICE): threads read it without regard to nodes");
+    log.warn(kUnknown, "is read without regard to memory nodes, since the kernel does not say where it lies (containers often "
+                       "forbid move_pages and mbind: --cap-add SYS_NICE permits them)");
   const std::vector<plan::Node> usable = usable_nodes(topology);
   const plan::Node crowded = plan::crowded_node(map, usable);
   if (crowded == plan::kUnknownNode) return;
@@ -159,9 +159,9 @@ void NumaWindows::judge(const plan::PageMap& map, const runtime::Topology& topol
   for (plan::Node n : usable) ids += (ids.empty() ? "" : ", ") + std::to_string(topology.nodes[n].id);
   log.warn(kCrowded, "lies " + percent(map.bytes_on(crowded), map.bytes()) + " on memory node " +
                          std::to_string(topology.nodes[crowded].id) + ", while this process may use nodes " + ids +
-                         ": most threads read it from afar. Set the session config entry ort_hina.numa=interleave, which spreads "
-                         "the pages at the cost of a copy; or drop the page cache (sync; echo 1 >/proc/sys/vm/drop_caches) and "
-                         "start under numactl --interleave=all");
+                         ": most threads read it from afar. Set the session config entry ort_hina.numa=interleave, which "
+                         "spreads the pages at the cost of a copy; or drop the page cache (sync; "
+                         "echo 1 >/proc/sys/vm/drop_caches) and start under numactl --interleave=all");
 }
 
 }  // namespace ort_hina::ort

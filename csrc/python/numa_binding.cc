@@ -168,7 +168,8 @@ void bind_numa(py::module_& m) {
   m.def("resident_pages", &resident_pages, py::arg("address"), py::arg("bytes"),
         "Runs (begin, end) of the bytes from an address of a file mapping that are in memory now. Nothing is read.");
   m.def("row_slices", &row_slices, py::arg("matrices"), py::arg("bytes"), py::arg("weights"), py::arg("page") = 0,
-        py::arg("phase") = 0, "Slices (begin, end, node); matrices: (begin, rows, columns, element, row_stride) each; page 0: the system's.");
+        py::arg("phase") = 0,
+        "Slices (begin, end, node); matrices: (begin, rows, columns, element, row_stride) each; page 0: the system's.");
   m.def("placement_choice", &placement_choice, py::arg("mode"), py::arg("bytes"), py::arg("nodes"),
         "action, nodes and reason; nodes: (id, free_bytes, memory_allowed, threads) each.");
   m.def("crowded_node", &crowded_node, py::arg("runs"), py::arg("usable"),

@@ -73,8 +73,9 @@ class Exchange {
   uintptr_t shift_;  // may wrap around
 };
 
-// Gives all of `pages` the rule that they end with, before and after parts of them have their own. Neighbours with different rules are different mappings, of which a process
-// may have 65530; and they can be joined again only if they have had a page in common before.
+// Gives all of `pages` the rule that they end with, before and after parts of them have their own. Neighbours with different
+// rules are different mappings, of which a process may have 65530; and they can be joined again only if they have had a page in
+// common before.
 class CommonRule {
  public:
   CommonRule(const PageRange& pages, const std::vector<uint32_t>& nodes) : pages_(pages), nodes_(nodes) {
