@@ -1,7 +1,9 @@
 """Memory nodes: what this process may use of them, and threads of ONNX Runtime pinned to their cores.
 
+    from ort_hina import numa
+
     options = onnxruntime.SessionOptions()
-    ort_hina.numa.pin_threads(options)
+    numa.pin_threads(options)
     ort_hina.register(options)
 """
 

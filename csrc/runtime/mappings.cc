@@ -31,9 +31,9 @@ bool parse(const std::string& line, Mapping* mapping) {
 
 }  // namespace
 
-std::vector<Mapping> parse_mappings(const std::string& text, const PageRange& pages) {
+std::vector<Mapping> mappings_in(const PageRange& pages) {
   std::vector<Mapping> found;
-  std::istringstream lines(text);
+  std::istringstream lines(read_text("/proc/self/maps"));
   Mapping mapping;
   for (std::string line; std::getline(lines, line);) {
     if (!parse(line, &mapping)) continue;
@@ -43,7 +43,5 @@ std::vector<Mapping> parse_mappings(const std::string& text, const PageRange& pa
   }
   return found;
 }
-
-std::vector<Mapping> mappings_in(const PageRange& pages) { return parse_mappings(read_text("/proc/self/maps"), pages); }
 
 }  // namespace ort_hina::runtime

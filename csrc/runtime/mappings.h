@@ -17,7 +17,4 @@ struct Mapping {
 // The mappings that have a byte of `pages`, cut to it, ascending. There may be gaps. Empty where the system does not say.
 std::vector<Mapping> mappings_in(const PageRange& pages);
 
-// As above, of this text of /proc/self/maps.
-std::vector<Mapping> parse_mappings(const std::string& text, const PageRange& pages);
-
 }  // namespace ort_hina::runtime
