@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
 
     _add(commands.add_parser("machine", help="the kernels, CPUs and memory nodes of this machine"), _machine)
 
+    numa = commands.add_parser("numa", help="on which memory nodes a model's weights lie, and what to do about it")
+    numa.add_argument("model", type=Path, help="an ONNX file, fused or not")
+    numa.add_argument("--touch", action="store_true", help="read the weights that are not in the page cache, too")
+    _add(numa, _numa)
+
     demo = commands.add_parser("demo", help="build, export, fuse and run a model; needs the optimum extra")
     demo.add_argument("--directory", type=Path, help="keep the model's files here (default: a temporary folder)")
     _add(demo, _demo)
@@ -156,6 +161,13 @@ def _machine(options: argparse.Namespace) -> int:
     from .machine import machine
 
     _show(machine(), options.json)
+    return _OK
+
+
+def _numa(options: argparse.Namespace) -> int:
+    from .numa_report import numa_report
+
+    _show(numa_report(options.model, touch=options.touch), options.json)
     return _OK
 
 

@@ -28,15 +28,16 @@ using Workspace = std::function<void*(size_t bytes)>;
 class Moe {
  public:
   // `bf16_compute`: f32 and f16 weights, too, are multiplied as bf16 where the level has that.
-  // `placement`: null, or where windows lie on a machine of several NUMA nodes; its maps are read here only.
-  Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa level, bool bf16_compute,
-      const Placement* placement = nullptr)
-      : config_(resolve(attributes, windows)), kernels_(level, bf16_compute), gates_(config_, level) {
-    if (placement) nodes_ = std::make_unique<MoeNodes>(config_, windows, *placement, kernels_);
-  }
+  Moe(const MoeAttributes& attributes, const std::vector<Window>& windows, Isa level, bool bf16_compute)
+      : config_(resolve(attributes, windows)), kernels_(level, bf16_compute), gates_(config_, level) {}
 
   const MoeConfig& config() const { return config_; }
-  const MoeNodes* nodes() const { return nodes_.get(); }
+
+  // From now on threads read what lies on their own NUMA node. `windows` as before; the maps are read here only. Not while
+  // run() is.
+  void share_out(const std::vector<Window>& windows, const Placement& placement) {
+    nodes_ = std::make_unique<MoeNodes>(config_, windows, placement, kernels_);
+  }
 
   // Throws std::invalid_argument where an id is out of range, or names a missing expert that may not be skipped.
   void run(const MoeInputs& inputs, const runtime::Pool& pool, const Workspace& workspace) const;

@@ -12,18 +12,43 @@ constexpr size_t kMostCutBytes = 64;
 // The tokens of an item, as in plan/work.h.
 constexpr size_t kMostTokens = 256;
 
-}  // namespace
+struct Place {
+  size_t window;
+  plan::StoredMatrix stored;
+};
 
-MatrixPlace place_of(const Matrix& matrix, size_t outputs, size_t inputs, const std::vector<Window>& windows,
-                     const Placement& placement) {
+// `outputs`: of the matrix, gate and up together where they are interleaved.
+Place place_of(const Matrix& matrix, size_t outputs, size_t inputs, const std::vector<Window>& windows) {
   size_t w = 0;
   while (matrix.data < windows[w].data || matrix.data >= windows[w].data + windows[w].bytes) ++w;
   const bool by_outputs = matrix.layout == Layout::kNK;
   const size_t element = size_of(matrix.type);
   const auto u32 = [](size_t x) { return static_cast<uint32_t>(x); };
-  return {&placement.maps[w],
+  return {w,
           {static_cast<uint64_t>(matrix.data - windows[w].data), u32(by_outputs ? outputs : inputs),
            u32(by_outputs ? inputs : outputs), u32(element), matrix.ld * element}};
+}
+
+// visit(matrix, outputs, inputs) of each matrix of an expert that is not missing: gate, up where it lies apart, down.
+template <typename Visit>
+void for_each_matrix(const MoeConfig& config, const Expert& expert, Visit visit) {
+  const bool together = config.gated && expert.interleaved;
+  visit(expert.gate, together ? 2 * config.intermediate : config.intermediate, config.hidden);
+  if (config.gated && !together) visit(expert.up, config.intermediate, config.hidden);
+  visit(expert.down, config.hidden, config.intermediate);
+}
+
+}  // namespace
+
+std::vector<std::vector<plan::StoredMatrix>> stored_matrices(const MoeConfig& config, const std::vector<Window>& windows) {
+  std::vector<std::vector<plan::StoredMatrix>> matrices(windows.size());
+  for (const Expert& expert : config.experts)
+    if (expert.gate.data)
+      for_each_matrix(config, expert, [&](const Matrix& matrix, size_t outputs, size_t inputs) {
+        const Place place = place_of(matrix, outputs, inputs, windows);
+        matrices[place.window].push_back(place.stored);
+      });
+  return matrices;
 }
 
 uint32_t MoeNodes::ExpertPartition::gate_up_items() const {
@@ -36,28 +61,32 @@ MoeNodes::MoeNodes(const MoeConfig& config, const std::vector<Window>& windows, 
   for (const Expert& expert : config.experts) {
     experts_.emplace_back();
     if (!expert.gate.data) continue;
-    const bool two = config.gated && !expert.interleaved;
+    std::vector<std::unique_ptr<plan::NodePartition>> parts;
+    for_each_matrix(config, expert, [&](const Matrix& matrix, size_t outputs, size_t inputs) {
+      parts.push_back(cut(matrix, outputs, inputs, windows, placement, kernels));
+    });
+    if (std::any_of(parts.begin(), parts.end(), [](const auto& part) { return !part; })) continue;
     auto partition = std::make_unique<ExpertPartition>();
-    const size_t outputs = config.gated && expert.interleaved ? 2 * intermediate_ : intermediate_;
-    partition->gate = cut(expert.gate, outputs, hidden_, windows, placement, kernels);
-    if (two) partition->up = cut(expert.up, intermediate_, hidden_, windows, placement, kernels);
-    partition->down = cut(expert.down, hidden_, intermediate_, windows, placement, kernels);
+    partition->gate = std::move(parts.front());
+    if (parts.size() == 3) partition->up = std::move(parts[1]);
+    partition->down = std::move(parts.back());
+    experts_.back() = std::move(partition);
     element_ = std::min({element_, size_of(expert.gate.type), size_of(expert.down.type)});
-    if (partition->gate && partition->down && (partition->up || !two)) experts_.back() = std::move(partition);
   }
 }
 
 std::unique_ptr<plan::NodePartition> MoeNodes::cut(const Matrix& matrix, size_t outputs, size_t inputs,
                                                    const std::vector<Window>& windows, const Placement& placement,
                                                    const KernelChoice& kernels) {
-  const MatrixPlace place = place_of(matrix, outputs, inputs, windows, placement);
-  if (place.map->runs().empty()) return nullptr;
+  const Place place = place_of(matrix, outputs, inputs, windows);
+  const plan::PageMap& map = placement.maps[place.window];
+  if (map.runs().empty()) return nullptr;
   const bool by_outputs = matrix.layout == Layout::kNK;
   // Activations in blocks are best read by whole blocks. A cut beside a page's end leaves half a step on its wrong side.
   const bool blocks = kernels.activations(matrix.type) == DataType::kBF16;
   const plan::PartitionRule rule = {by_outputs ? plan::RowsAre::kOutputs : plan::RowsAre::kInputs,
                                     by_outputs && blocks ? static_cast<uint32_t>(kMostCutBytes / size_of(matrix.type)) : 8};
-  return std::make_unique<plan::NodePartition>(*place.map, place.stored, rule, &pool_);
+  return std::make_unique<plan::NodePartition>(map, place.stored, rule, &pool_);
 }
 
 bool MoeNodes::serves(const ExpertPartition& partition, size_t tokens) const {

@@ -16,15 +16,8 @@ struct Placement {
   const runtime::ThreadNodes* threads;
 };
 
-// Where a matrix lies as its window's page map counts.
-struct MatrixPlace {
-  const plan::PageMap* map;
-  plan::StoredMatrix stored;
-};
-
-// `outputs`: of the matrix, gate and up together where they are interleaved.
-MatrixPlace place_of(const Matrix& matrix, size_t outputs, size_t inputs, const std::vector<Window>& windows,
-                     const Placement& placement);
+// The matrices of experts that lie in each window.
+std::vector<std::vector<plan::StoredMatrix>> stored_matrices(const MoeConfig& config, const std::vector<Window>& windows);
 
 class MoeNodes {
  public:

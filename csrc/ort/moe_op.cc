@@ -116,8 +116,26 @@ class Scratch {
 MoeKernel::MoeKernel(const OrtKernelInfo* raw, const Settings& settings)
     : node_(node_name(kOperator, raw)), threads_(settings.threads) {
   check_addend(Ort::ConstKernelInfo{raw});
-  moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), read_windows(raw), runtime::choose_isa().isa,
-                                          settings.bf16_compute);
+  const std::vector<operators::Window> windows = read_windows(raw);
+  moe_ = std::make_unique<operators::Moe>(read_moe_attributes(raw), windows, runtime::choose_isa().isa, settings.bf16_compute);
+  share_out(raw, windows, settings.numa);
+}
+
+// Does nothing where the process runs on one node.
+void MoeKernel::share_out(const OrtKernelInfo* info, const std::vector<operators::Window>& windows, NumaWindows* numa) {
+  const std::vector<std::vector<plan::StoredMatrix>> matrices = operators::stored_matrices(moe_->config(), windows);
+  operators::Placement placement = {{}, &thread_nodes_};
+  bool known = false;
+  for (size_t w = 0; w < windows.size(); ++w) {
+    placement.maps.push_back(numa->place(info, windows[w].data, windows[w].bytes, matrices[w]));
+    known |= !placement.maps.back().runs().empty();
+  }
+  if (!known) return;
+  const runtime::Topology& topology = runtime::topology();
+  thread_nodes_.nodes = topology.nodes.size();
+  for (const runtime::NumaNode& node : topology.nodes) thread_nodes_.distances.push_back(node.distances);
+  thread_nodes_.current = [](size_t) { return runtime::current_node(); };
+  moe_->share_out(windows, placement);
 }
 
 OrtStatusPtr MoeKernel::ComputeV2(OrtKernelContext* context) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "operators/moe.h"
+#include "ort/numa_windows.h"
 
 namespace ort_hina::ort {
 
@@ -18,6 +19,7 @@ constexpr uint32_t kApiVersion = 18;
 struct Settings {
   size_t threads;
   bool bf16_compute;
+  NumaWindows* numa;  // not owned
 };
 
 // The inputs of a node, in order.
@@ -29,9 +31,11 @@ class MoeKernel {
   OrtStatusPtr ComputeV2(OrtKernelContext* context);
 
  private:
+  void share_out(const OrtKernelInfo* info, const std::vector<operators::Window>& windows, NumaWindows* numa);
   void compute(OrtKernelContext* context) const;
 
   std::string node_;
+  runtime::ThreadNodes thread_nodes_;  // empty unless weights are shared out among NUMA nodes
   std::unique_ptr<operators::Moe> moe_;
   size_t threads_;
 };

@@ -20,6 +20,8 @@ constexpr unsigned long kSafeInference = 24;
 // What one session's options registered. ONNX Runtime keeps pointers into it as long as any session lives, and does not say
 // when the last one ends, so it is kept to the end of the process.
 struct Registration {
+  explicit Registration(plan::NumaMode mode) : numa(mode) {}
+  NumaWindows numa;
   Ort::CustomOpDomain domain{kDomain};
   std::list<MoeOp> moe;
   std::list<RouterOp> router;
@@ -66,10 +68,12 @@ bool may_infer_shapes(const std::string& version) {
 void register_ops(OrtSessionOptions* options, const std::string& version) {
   static std::mutex mutex;
   static std::list<Registration> registrations;
-  const Settings settings = {read_threads(options), read_bf16_compute(options)};
+  Settings settings = {read_threads(options), read_bf16_compute(options), nullptr};
+  const plan::NumaMode numa_mode = parse_numa_mode(config_entry(options, kNumaKey));
   const bool infers_shapes = may_infer_shapes(version);
   const std::lock_guard<std::mutex> lock(mutex);
-  Registration& registration = registrations.emplace_back();
+  Registration& registration = registrations.emplace_back(numa_mode);
+  settings.numa = &registration.numa;
   for (auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
                     ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16}) {
     registration.domain.Add(&registration.moe.emplace_back(type, settings, infers_shapes));

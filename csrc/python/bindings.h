@@ -21,6 +21,7 @@ void bind_moe(py::module_& m);
 void bind_router(py::module_& m);
 void bind_kernels(py::module_& m);
 void bind_node_plan(py::module_& m);
+void bind_numa(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_yardsticks(py::module_& m);
 

@@ -79,8 +79,8 @@ class NativeMoe {
     if (numa) nodes_ = std::make_unique<MadeUpNodes>(*numa);
     if (nodes_ && nodes_->placement.maps.size() != views.size())
       throw std::invalid_argument("numa: expected a map for each window");
-    moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa), bf16_compute,
-                                            nodes_ ? &nodes_->placement : nullptr);
+    moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa), bf16_compute);
+    if (nodes_) moe_->share_out(views, nodes_->placement);
   }
 
   Bytes run(const Bytes& x, const std::string& x_type, const std::optional<py::array>& ids,

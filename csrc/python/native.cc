@@ -62,6 +62,7 @@ PYBIND11_MODULE(_native, m) {
   bind_router(m);
   bind_kernels(m);
   bind_node_plan(m);
+  bind_numa(m);
   bind_plan(m);
   bind_yardsticks(m);
 }

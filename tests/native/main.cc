@@ -56,6 +56,7 @@ Tests all_tests(const std::vector<Isa>& levels, size_t stress_shapes) {
   Tests tests;
   add_self_checks(tests);
   add_detection_tests(tests);
+  add_numa_tests(tests);
   for (const Isa level : levels) {
     add_matmul_tests(level, tests);
     add_activation_tests(level, tests);

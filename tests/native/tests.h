@@ -20,6 +20,7 @@ void add_emulator_tests(Tests& tests);
 
 // What needs no level.
 void add_detection_tests(Tests& tests);
+void add_numa_tests(Tests& tests);
 void add_self_checks(Tests& tests);
 
 // `shapes` random matmuls, each on 1 to 64 threads at once, which have operands and a kernel of these levels of their own.
