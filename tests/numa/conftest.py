@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support import numa_lab
 from support.moe_weights import MoeSpec
@@ -113,12 +111,6 @@ def lab(request: pytest.FixtureRequest, numa_model: Callable[[str], NumaModel]) 
 
 
 _LAB = pytest.StashKey[Lab]()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.numa_lab)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -52,8 +52,8 @@ def run(
 
     Returns:
         ``y`` (base64) of the first run and whether the others had ``equal`` bits; of each window its ``address`` and ``size``;
-        ``pages``, of the windows' by node (key "-2" for pages that are not there); ``seconds`` of creating the session and of
-        each run.
+        ``pages``, of the windows' by node (key "-2": not there), how many ``runs`` of neighbours on one node they make, and how
+        many were ``present`` before the first run; ``seconds`` of creating the session and of each run.
     """
     memory.TRANSPARENT_HUGE_PAGES.write_text(thp)
     if policy == "default":
@@ -69,6 +69,7 @@ def run(
     created = time.monotonic() - begin
     ranges = find_windows(manifest, storage, source.parent, shared)
 
+    present = sum(int((memory.page_nodes(*window) >= 0).sum()) for window in ranges)
     outputs, seconds = [], []
     session.run(None, feeds)  # maps what is not mapped yet
     with counter.counting(block, ranges):
@@ -82,6 +83,8 @@ def run(
         "y": base64.b64encode(outputs[0].tobytes()).decode(),
         "equal": all(output.tobytes() == outputs[0].tobytes() for output in outputs),
         "windows": [{"address": address, "size": size} for address, size in ranges],
+        "runs": int((np.diff(pages) != 0).sum()) + 1,
+        "present": present,
         "pages": {str(number): int(count) for number, count in zip(numbers, counts)},
         "seconds": {"create": round(created, 3), "run": seconds},
     }
