@@ -10,10 +10,11 @@ from support.numa_lab import FOUR, ODD, ONE, THREE, TWO, Case
 pytestmark = pytest.mark.numa_lab
 # Intermediate sizes and numbers of experts.
 SIZES = ((512, 8), (768, 60), (1408, 160), (1536, 161), (2880, 8))
+MACHINES = (ONE, TWO, THREE, FOUR)
 MODELS = tuple(f"tiny-{kind}-{size}-{experts}" for kind in ELEMENTS for size, experts in SIZES)
 
 
-@pytest.mark.parametrize("case", [Case(m, "load", "load and unload", models=MODELS) for m in (ONE, TWO, THREE, FOUR)], ids=str)
+@pytest.mark.parametrize("case", [Case(m, "load", "load and unload", models=MODELS) for m in MACHINES], ids=str)
 def test_load_run_unload(case: Case, lab, numa_model):
     """D04."""
     outputs = lab.run(case)["y"]

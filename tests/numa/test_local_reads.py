@@ -14,18 +14,21 @@ TMPFS = {"folder": "/dev/shm"}
 EXT4 = {"folder": "/mnt/scratch", "numa": "interleave"}
 INLINE = {"storage": "inline"}
 PLACES = {"tmpfs": TMPFS, "ext4, placed again": EXT4, "inline": INLINE}
-MODELS = ("k768-nk-float", "k768-kn-bfloat16", "k2880-nk-bfloat16", "k2880-kn-float", "k14336-nk-bfloat16", "k14336-kn-float")
+MODELS = (
+    "k768-nk-float", "k768-kn-bfloat16", "k2880-nk-bfloat16", "k2880-kn-float", "k14336-nk-bfloat16", "k14336-kn-float",
+)  # fmt: skip
 
 
 def cases() -> list[Case]:
     """Two nodes: every model in every place; four nodes: each model in one place after the other."""
     made = []
     for i, model in enumerate(MODELS):
-        for j, (place, arguments) in enumerate(PLACES.items()):
+        for j, place in enumerate(PLACES):
             for thp in ("always", "never"):
                 machines = (TWO, FOUR) if (i + j) % 3 == 0 else (TWO,)
                 name = f"{model}, {place}, huge pages {thp}"
-                made += [Case(machine, "session", name, model=model, thp=thp, runs=RUNS, **arguments) for machine in machines]
+                arguments = PLACES[place] | {"model": model, "thp": thp, "runs": RUNS}
+                made += [Case(machine, "session", name, **arguments) for machine in machines]
     return made
 
 

@@ -49,4 +49,4 @@ def describe(case: Case, counts: Counts, pages: dict[str, int], share: float) ->
     by_node = np.zeros((len(case.machine.cpus), len(case.machine.cpus)), np.int64)
     np.add.at(by_node, np.array(case.machine.node_of_cpu), counts.load)
     loaded = " / ".join(" ".join(f"{size / 1e6:.1f}" for size in row) for row in by_node)
-    return f"{100 * share:6.2f} % remote  {case}; pages: {placed}; MB loaded by the threads of each node, from each: {loaded}"
+    return f"{100 * share:6.2f} % remote  {case}; pages: {placed}; MB loaded by each node's threads, from each: {loaded}"

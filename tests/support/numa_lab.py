@@ -107,7 +107,7 @@ def read_counts(path: Path, machine: Machine) -> dict[int, Counts]:
 def why_not() -> str:
     """Why the lab cannot run here; empty if it can."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return f"the lab emulates x86-64 Linux over the host's own files, and this is {platform.machine()} {platform.system()}"
+        return f"it emulates x86-64 Linux over the host's own files, and this is {platform.machine()} {platform.system()}"
     packages = {
         "qemu-system-x86_64": "qemu-system-x86", "numactl": "numactl", "mkfs.ext4": "e2fsprogs", "xz": "xz-utils",
         "zstd": "zstd",

@@ -41,8 +41,8 @@ def run(
         storage: of the windows. "external": in a data file; "inline": in the model; "shared": in memory of ours of which one
             half consists of huge pages and the other of small ones.
         folder: where the data file is copied to.
-        cache: "cold": the file is not in the page cache when the session is created (a tmpfs has no other place for it: there
-            it is written under `policy`); "warm": all of it is, on node 0.
+        cache: "cold": the file is not in the page cache when the session is created (a tmpfs has no other place for it:
+            there it is written under `policy`); "warm": all of it is, on node 0.
         policy: of this process: "interleave" (as it was started with numactl) or "default".
         thp: transparent huge pages: "always", "madvise" or "never".
         cpus: those that this process may use; None: all.
@@ -51,9 +51,9 @@ def run(
         log: ONNX Runtime's severity.
 
     Returns:
-        ``y`` (base64) of the first run and whether the others had ``equal`` bits; of each window its ``address`` and ``size``;
-        ``pages``, of the windows' by node (key "-2": not there), how many ``runs`` of neighbours on one node they make, and how
-        many were ``present`` before the first run; ``seconds`` of creating the session and of each run.
+        ``y`` (base64) of the first run and whether the others had ``equal`` bits; of each window its ``address`` and
+        ``size``; the windows' ``pages`` by node (key "-2": not there), how many ``runs`` of neighbours on one node they make,
+        and how many were ``present`` before the first run; ``seconds`` of creating the session and of each run.
     """
     memory.TRANSPARENT_HUGE_PAGES.write_text(thp)
     if policy == "default":

@@ -28,7 +28,8 @@ options=trans=virtio,version=9p2000.L,msize=512000
 mount -t 9p -o $options,ro,cache=loose root /low || fail "cannot mount the host's root"
 mount -t tmpfs -o mode=755 over /over
 mkdir /over/up /over/work
-mount -t overlay -o lowerdir=/low,upperdir=/over/up,workdir=/over/work,xino=off overlay /root || fail "cannot mount the overlay"
+mount -t overlay -o lowerdir=/low,upperdir=/over/up,workdir=/over/work,xino=off overlay /root ||
+  fail "cannot mount the overlay"
 for folder in proc sys dev; do mount --rbind /$folder /root/$folder || fail "cannot mount /$folder"; done
 mkdir -p /root/dev/pts /root/dev/shm
 mount -t devpts -o ptmxmode=666 devpts /root/dev/pts

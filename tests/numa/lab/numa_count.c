@@ -82,8 +82,8 @@ static void print(void) {
   fflush(out);
 }
 
-// Messages come in pairs of pages: (0, n) begins block n, without ranges; (first, last) adds a range that ends before the last
-// page; (0, 0) ends the block and prints its counts.
+// Messages come in pairs of pages: (0, n) begins block n, without ranges; (first, last) adds a range, which ends before the
+// last page; (0, 0) ends the block and prints its counts.
 static void control(uint64_t page) {
   static uint64_t first;
   static bool second;

@@ -68,11 +68,11 @@ parse() {
     esac
     shift 2
   done
-  for n in "$nodes" "$limit" "$distance"; do
+  for n in "$nodes" "$limit"; do
     [[ $n =~ ^[1-9][0-9]*$ ]] || bad "not a positive number: $n"
   done
-  for d in "${distances[@]}"; do
-    [[ $d =~ ^[0-9]+-[0-9]+=[1-9][0-9]*$ ]] || bad "--distance wants D or I-J=D, got $d"
+  for d in "0-0=$distance" "${distances[@]}"; do
+    [[ $d =~ ^[0-9]+-[0-9]+=[1-9][0-9]*$ ]] || bad "--distance wants D or I-J=D, got ${d#0-0=}"
   done
   parse_nodes "$cpu_list" "$mem_list"
   [[ -z $scratch || $scratch =~ ^[1-9][0-9]*[MG]$ ]] || bad "--scratch wants a number and M or G, got $scratch"
@@ -82,16 +82,20 @@ parse() {
   job=("$@")
 }
 
+# A value that stands alone, once for each node; a list as it is.
+for_each_node() {
+  local i
+  case $1 in *,*) echo "$1"; return ;; esac
+  for ((i = 1; i < nodes; i++)); do printf '%s,' "$1"; done
+  echo "$1"
+}
+
 # Sets the arrays cpus and megabytes, of each node, from the two lists.
 parse_nodes() {
   local cpu memory i last=1
-  IFS=, read -ra cpus <<<"$1"
-  IFS=, read -ra memory <<<"$2"
+  IFS=, read -ra cpus <<<"$(for_each_node "$1")"
+  IFS=, read -ra memory <<<"$(for_each_node "$2")"
   megabytes=()
-  for ((i = 0; i < nodes; i++)); do
-    [ ${#cpus[@]} -gt 1 ] || cpus[i]=${cpus[0]}
-    [ ${#memory[@]} -gt 1 ] || memory[i]=${memory[0]}
-  done
   [ "${#cpus[@]}" = "$nodes" ] && [ "${#memory[@]}" = "$nodes" ] ||
     bad "--cpus and --mem want one value or $nodes, got $1 and $2"
   for ((i = 0; i < nodes; i++)); do
