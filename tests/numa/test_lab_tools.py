@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def test_bad_options_are_named(options, message):
     result = run(numa_lab.VM, *options)
     assert result.returncode == 2
     assert message in result.stderr
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere it is the machine that does not fit")
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(numa_lab.shutil, "which", lambda tool, path: None if tool in ("numactl", "xz") else f"/bin/{tool}")
+    assert numa_lab.why_not.__wrapped__() == "missing: numactl xz-utils (apt-get install numactl xz-utils)"
 
 
 def test_without_an_archive_the_way_out_is_named(tmp_path: Path):

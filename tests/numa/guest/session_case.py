@@ -51,9 +51,9 @@ def run(
         log: ONNX Runtime's severity.
 
     Returns:
-        ``y`` (base64) of the first run and whether the others had ``equal`` bits; of each window its ``address`` and
-        ``size``; the windows' ``pages`` by node (key "-2": not there), how many ``runs`` of neighbours on one node they make,
-        and how many were ``present`` before the first run; ``seconds`` of creating the session and of each run.
+        ``y`` (base64) of the first run, whether the others had ``equal`` bits; of each window its ``address`` and
+        ``size``; the windows' ``pages`` by node (key "-2": not there), how many ``runs`` of neighbours on one node they
+        make, and how many were ``present`` before the first run; ``seconds`` of creating the session and of each run.
     """
     memory.TRANSPARENT_HUGE_PAGES.write_text(thp)
     if policy == "default":
