@@ -26,13 +26,14 @@ NATIVE_OPTIONS := $(if $(STATIC),-DORT_HINA_STATIC=ON) $(if $(CROSS),-DCMAKE_SYS
 NATIVE_RUNNER  := $(if $(CROSS),qemu-$(CROSS)-static $(if $(STATIC),,-L /usr/$(CROSS)-linux-gnu))
 NATIVE_CMAKE   := cmake -S . -DORT_HINA_NATIVE_TESTS_ONLY=ON
 
-.PHONY: help build test test-slow test-ort-versions native-tests asan demo bench exporters fixtures matrix wheel clean distclean
+.PHONY: help build test test-slow test-ort-versions numa-test native-tests asan demo bench exporters fixtures matrix wheel clean distclean
 
 help:
 	@echo "make build              .venv with pinned dependencies, ONNX Runtime's headers, the C++ library"
 	@echo "make test               the quick tests (sets everything up first, as every target does)"
 	@echo "make test-slow          the tests that are too slow for 'make test'"
 	@echo "make test-ort-versions  the wheel under the oldest and the newest onnxruntime (downloads them)"
+	@echo "make numa-test          the library on emulated machines with several memory nodes (needs QEMU; ARGS='-k odd')"
 	@echo "make native-tests       the kernels' own test program, without Python (STATIC=1, CROSS=aarch64, ARGS=--list)"
 	@echo "make asan               the same with the address and undefined-behaviour sanitizers"
 	@echo "make demo               export, fuse and run a model; prints one table"
@@ -56,13 +57,16 @@ $(PACKAGE_STAMP): $(REQUIREMENTS_STAMP) $(PACKAGE_SOURCES)
 	@touch $@
 
 test: build
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -m "not slow and not numa_lab"
 
 test-slow: build
 	$(RUN) -m pytest -m "slow and not ort_versions"
 
 test-ort-versions: build
 	$(RUN) -m pytest -m ort_versions
+
+numa-test: build
+	$(RUN) -m pytest -m numa_lab -rs tests/numa $(ARGS)
 
 native-tests:
 	$(NATIVE_CMAKE) -B $(NATIVE_BUILD) $(NATIVE_OPTIONS)

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# debian_package.sh DEST SUITES PACKAGE...
+# debian_package.sh [--follow REGEX] DEST SUITES PACKAGE...
 #
 # Unpacks Debian packages under DEST without installing them and without touching the system's package lists: needs no
-# root. SUITES is a comma-separated list; the first suite that has every PACKAGE is used. Prints "suite=... deb=..."
+# root. SUITES is a comma-separated list; the first suite that has every PACKAGE is used. --follow takes the packages that
+# these depend on, too, as far as their names match REGEX, and what those depend on. Prints "suite=... deb=..."
 # lines on success. The archive is the one this machine's apt is configured for; ORT_HINA_DEBIAN_MIRROR overrides it.
 set -euo pipefail
 
 fail() { echo "debian_package: $*" >&2; exit 1; }
-[ $# -ge 3 ] || fail "usage: debian_package.sh DEST SUITE[,SUITE...] PACKAGE..."
+follow=
+if [ "${1:-}" = --follow ] && [ $# -ge 2 ]; then follow=$2; shift 2; fi
+[ $# -ge 3 ] || fail "usage: debian_package.sh [--follow REGEX] DEST SUITE[,SUITE...] PACKAGE..."
 dest=$1 suites=${2//,/ }
 shift 2
 
@@ -36,6 +39,13 @@ done
 
 arch=$(dpkg --print-architecture)
 
+followed() {  # PACKAGE...: the packages themselves, and what they depend on as far as it is followed; needs $options
+  [ $# -gt 0 ] || return 0
+  printf '%s\n' "$@"
+  # shellcheck disable=SC2046  # names of packages have no spaces
+  [ -z "$follow" ] || followed $(apt-cache "${options[@]}" depends "$@" | sed -n 's/^ *Depends: //p' | grep -E "$follow")
+}
+
 fetch_from() {  # SUITE PACKAGE...: downloads into $work/SUITE/download
   local suite=$1 root=$work/$1
   shift
@@ -51,7 +61,9 @@ fetch_from() {  # SUITE PACKAGE...: downloads into $work/SUITE/download
     -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false
   )
   # apt-get update exits 0 when a suite cannot be had; the download then says that the package is unknown.
-  apt-get "${options[@]}" update && (cd "$root/download" && apt-get "${options[@]}" download "$@")
+  apt-get "${options[@]}" update || return
+  # shellcheck disable=SC2046
+  (cd "$root/download" && apt-get "${options[@]}" download $(followed "$@" | sort -u))
 }
 
 for suite in $suites; do
