@@ -59,9 +59,10 @@ std::string misfit(uint64_t bytes, const std::vector<NodeCapacity>& nodes) {
   for (const NodeCapacity& node : nodes) threads += node.threads;
   for (const NodeCapacity& node : nodes) {
     const double share = static_cast<double>(bytes) * node.threads / threads;
-    if (node.threads <= 0 || share <= static_cast<double>(room(node))) continue;
     const std::string who = "node " + std::to_string(node.id);
+    if (node.threads <= 0) continue;
     if (!node.memory_allowed) return "this process may not allocate memory on " + who;
+    if (share <= static_cast<double>(room(node))) continue;
     return who + " has " + gigabytes(static_cast<double>(node.free_bytes)) + " free and its rows are " + gigabytes(share);
   }
   return "";

@@ -11,8 +11,8 @@ namespace {
 
 using plan::kUnknownNode;
 
-// Pages in one call: a list of their addresses stays in the L2 cache, and the time of a call is spread.
-constexpr size_t kBatch = 4096;
+// Pages in one call: a list of their addresses stays in the L1 cache, and the time of a call is spread.
+constexpr size_t kBatch = 1024;
 
 class Query {
  public:
@@ -38,13 +38,22 @@ class Query {
  private:
   // False: the kernel answers no such question.
   bool ask(uintptr_t first, size_t count) {
-    populate_read({first, first + count * page_size()});
+    // Mapping what is mapped takes twice as long as the question itself.
+    if (!seems_mapped(first, count)) populate_read({first, first + count * page_size()});
     if (query_nodes(first, count, status_.data()) != 0) return false;
     for (size_t begin = 0; begin < count;) {
       size_t end = begin;
       while (end < count && status_[end] == -ENOENT) ++end;
       if (end > begin) ask_again(first, begin, end);
       begin = end + 1;
+    }
+    return true;
+  }
+
+  static bool seems_mapped(uintptr_t first, size_t count) {
+    for (const size_t sample : {size_t{0}, count / 2, count - 1}) {
+      int status = 0;
+      if (query_nodes(first + sample * page_size(), 1, &status) != 0 || status == -ENOENT) return false;
     }
     return true;
   }

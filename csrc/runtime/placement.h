@@ -9,7 +9,7 @@ namespace ort_hina::runtime {
 
 // Of the bytes from `begin`, which may lie anywhere in a page. The memory must be readable: its pages are mapped first, which
 // reads what is not yet in the page cache. Bytes of which the kernel will not tell the node, or tells one that is not in the
-// topology, are on kUnknownNode; there is no error. Takes about 50 ms per GB of 4 KB pages that are in memory.
+// topology, are on kUnknownNode; there is no error. Takes about 70 ms per GB of 4 KB pages that are in memory.
 plan::PageMap query_placement(const void* begin, size_t bytes, const Topology& topology);
 
 }  // namespace ort_hina::runtime
