@@ -20,6 +20,8 @@ void NodeClaims::arrive(plan::Node node) {
   arrived_[queues_.queue_of(node)].value.fetch_add(1, std::memory_order_relaxed);
 }
 
+uint32_t NodeClaims::threads_on(size_t queue) const { return arrived_[queue].value.load(std::memory_order_relaxed); }
+
 uint32_t NodeClaims::left(size_t step, size_t queue) const {
   const size_t items = queues_.items(step, queue).size(), taken = next(step, queue).value.load(std::memory_order_relaxed);
   return static_cast<uint32_t>(items - std::min(items, taken));
@@ -32,14 +34,23 @@ uint32_t NodeClaims::take(size_t step, size_t queue) {
   return at < items.size() ? items[at] : kNoItem;
 }
 
+// Where every thread has as much to do as another, nodes end a step at nearly the same time, and one that is late for a while is
+// not helped before this share of its items: remote reads would slow it down. A node with more work for each of its threads than
+// the helper's has is behind by plan, and is helped as soon as that pays.
+constexpr uint32_t kLateShare = 8;
+constexpr uint64_t kBehindPercent = 125;
+
 // A helper needs as much longer for an item as the memory is farther away, so what the node's own threads do in that time is
 // left to them. A node without threads in the region has none to leave it to.
 bool NodeClaims::wants_help(size_t step, size_t queue, plan::Node helper) const {
-  const uint32_t items = left(step, queue), own = arrived_[queue].value.load(std::memory_order_relaxed);
+  const uint32_t items = left(step, queue), own = threads_on(queue);
   if (items == 0 || own == 0) return items > 0;
   if (queues_.queue_of(helper) == queues_.nodes()) return true;
   const std::vector<uint32_t>& distances = threads_.distances[helper];
-  return uint64_t{items} * distances[helper] > uint64_t{own} * distances[queue];
+  if (uint64_t{items} * distances[helper] <= uint64_t{own} * distances[queue]) return false;
+  const uint64_t all = queues_.items(step, queue).size(), of_helper = queues_.items(step, helper).size();
+  const bool behind = all * threads_on(helper) * 100 > of_helper * own * kBehindPercent;
+  return behind || items > all / kLateShare;
 }
 
 uint32_t NodeClaims::claim(size_t step, plan::Node node) {

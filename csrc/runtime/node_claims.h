@@ -58,6 +58,7 @@ class NodeClaims {
   };
   uint32_t take(size_t step, size_t queue);
   uint32_t left(size_t step, size_t queue) const;
+  uint32_t threads_on(size_t queue) const;
   bool wants_help(size_t step, size_t queue, plan::Node helper) const;
   Counter& next(size_t step, size_t queue) const { return next_[step * (queues_.nodes() + 1) + queue]; }
 
