@@ -40,10 +40,16 @@ done
 arch=$(dpkg --print-architecture)
 
 followed() {  # PACKAGE...: the packages themselves, and what they depend on as far as it is followed; needs $options
-  [ $# -gt 0 ] || return 0
-  printf '%s\n' "$@"
-  # shellcheck disable=SC2046  # names of packages have no spaces
-  [ -z "$follow" ] || followed $(apt-cache "${options[@]}" depends "$@" | sed -n 's/^ *Depends: //p' | grep -E "$follow")
+  local known='' found
+  found=$(printf '%s\n' "$@" | sort -u)
+  while [ "$found" != "$known" ]; do
+    known=$found
+    [ -n "$follow" ] || break
+    # shellcheck disable=SC2086  # names of packages have no spaces
+    found=$(apt-cache "${options[@]}" depends $known | sed -n 's/^ *Depends: //p' | grep -E "$follow" || true)
+    found=$(printf '%s\n' $known $found | sort -u)
+  done
+  echo "$known"
 }
 
 fetch_from() {  # SUITE PACKAGE...: downloads into $work/SUITE/download
@@ -63,7 +69,7 @@ fetch_from() {  # SUITE PACKAGE...: downloads into $work/SUITE/download
   # apt-get update exits 0 when a suite cannot be had; the download then says that the package is unknown.
   apt-get "${options[@]}" update || return
   # shellcheck disable=SC2046
-  (cd "$root/download" && apt-get "${options[@]}" download $(followed "$@" | sort -u))
+  (cd "$root/download" && apt-get "${options[@]}" download $(followed "$@"))
 }
 
 for suite in $suites; do
