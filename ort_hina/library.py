@@ -15,10 +15,12 @@ LIBRARY_NAME = "libort_hina.so"
 # The oldest release that the package is tested with. An older one may load the library and fail later, in other words.
 OLDEST_ONNXRUNTIME = (1, 23)
 
-# Session configuration entries. The library reads the first two, so they are written before the library is registered; the
+# Session configuration entries. The library reads all but the last, so they are written before the library is registered; the
 # last is how `register` recognises options that it has seen (the object takes no Python attributes).
 THREADS_ENTRY = "ort_hina.threads"
 COMPUTE_ENTRY = "ort_hina.compute"
+NUMA_ENTRY = "ort_hina.numa"
+NUMA_MODES = ("off", "read", "interleave", "bind")
 _REGISTERED_ENTRY = "ort_hina.library"
 
 
@@ -46,7 +48,9 @@ def _find(package_folders: Iterable[Path]) -> str:
     )
 
 
-def register(session_options: SessionOptions, *, threads: int | None = None, compute: str | None = None) -> None:
+def register(
+    session_options: SessionOptions, *, threads: int | None = None, compute: str | None = None, numa: str | None = None
+) -> None:
     """Makes the operators of ``ort_hina`` known to the sessions that will be created with `session_options`.
 
     Registering the same options again changes nothing and is no error.
@@ -59,22 +63,28 @@ def register(session_options: SessionOptions, *, threads: int | None = None, com
         compute: "bfloat16" lets float32 and float16 weights be multiplied as bfloat16 (both factors rounded to 8 bits of
             precision, sums in float32) on CPUs that have instructions for that: faster, less exact. None or "default":
             only bfloat16 weights are multiplied so.
+        numa: on a machine with several memory nodes, what is done with the pages of weights: "read" (what None means) leaves
+            them where they lie and gives the work to threads nearby; "interleave" and "bind" spread them over the nodes
+            first, by pages or by rows, which may cost a copy; "off" does nothing. See docs/numa.md.
 
     Raises:
         OrtHinaError: the installed onnxruntime is too old, the library is not built or does not load, or the options
-            were registered before with another number of threads or another `compute`.
-        ValueError: `threads` is less than 1, or `compute` is unknown.
+            were registered before with other `threads`, `compute` or `numa`.
+        ValueError: `threads` is less than 1, or `compute` or `numa` is unknown.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
     if compute not in (None, "default", "bfloat16"):
         raise ValueError(f'compute must be "default" or "bfloat16", got {compute!r}')
+    if numa not in (None, *NUMA_MODES):
+        raise ValueError(f"numa must be one of {', '.join(NUMA_MODES)}, got {numa!r}")
     import onnxruntime
 
     _check_onnxruntime(onnxruntime.__version__)
     if _entry(session_options, _REGISTERED_ENTRY) is not None:
         _check_same(session_options, THREADS_ENTRY, "threads", None if threads is None else str(threads))
         _check_same(session_options, COMPUTE_ENTRY, "compute", compute)
+        _check_same(session_options, NUMA_ENTRY, "numa", numa)
         return
     path = library_path()
     count = threads or session_options.intra_op_num_threads
@@ -82,6 +92,8 @@ def register(session_options: SessionOptions, *, threads: int | None = None, com
         session_options.add_session_config_entry(THREADS_ENTRY, str(count))
     if compute is not None:
         session_options.add_session_config_entry(COMPUTE_ENTRY, compute)
+    if numa is not None:
+        session_options.add_session_config_entry(NUMA_ENTRY, numa)
     try:
         session_options.register_custom_ops_library(path)
     except Exception as error:  # onnxruntime's own exception types have no public common base

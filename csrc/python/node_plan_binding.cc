@@ -1,5 +1,8 @@
+#include <memory>
+
 #include "plan/node_partition.h"
 #include "python/bindings.h"
+#include "runtime/node_claims.h"
 
 namespace ort_hina::python {
 
@@ -66,9 +69,45 @@ py::dict node_partition(const Runs& runs, uint64_t begin, uint32_t rows, uint32_
   return d;
 }
 
+// Claims of one call, made by hand.
+class Claims {
+ public:
+  // queues: for each step, the items of each node and, last, those of anyone.
+  Claims(const std::vector<std::vector<std::vector<uint32_t>>>& queues, const std::vector<std::vector<uint32_t>>& distances)
+      : threads_{distances.size(), distances, nullptr} {
+    queues_.begin(queues.size(), distances.size());
+    for (size_t step = 0; step < queues.size(); ++step) {
+      if (queues[step].size() != distances.size() + 1)
+        throw std::invalid_argument("queues: expected one for each node, and one of anyone, in each step");
+      for (size_t queue = 0; queue < queues[step].size(); ++queue)
+        for (const uint32_t item : queues[step][queue]) queues_.add(step, node(queue), item);
+    }
+    claims_ = std::make_unique<runtime::NodeClaims>(queues_, threads_);
+  }
+
+  void arrive(const std::optional<uint32_t>& of) { claims_->arrive(of ? node(*of) : plan::kUnknownNode); }
+  std::optional<uint32_t> claim(size_t step, const std::optional<uint32_t>& of) {
+    if (step >= queues_.steps()) throw std::invalid_argument("step: out of range");
+    const uint32_t item = claims_->claim(step, of ? node(*of) : plan::kUnknownNode);
+    return item == runtime::kNoItem ? std::nullopt : std::optional<uint32_t>(item);
+  }
+
+ private:
+  plan::Node node(size_t queue) const { return queue < threads_.nodes ? static_cast<plan::Node>(queue) : plan::kUnknownNode; }
+
+  runtime::ThreadNodes threads_;
+  runtime::NodeQueues queues_;
+  std::unique_ptr<runtime::NodeClaims> claims_;
+};
+
 }  // namespace
 
 void bind_node_plan(py::module_& m) {
+  py::class_<Claims>(m, "NodeClaims", "Who takes which item on a machine of several nodes; a node is None where it is not known.")
+      .def(py::init<const std::vector<std::vector<std::vector<uint32_t>>>&, const std::vector<std::vector<uint32_t>>&>(),
+           py::arg("queues"), py::arg("distances"))
+      .def("arrive", &Claims::arrive, py::arg("node"))
+      .def("claim", &Claims::claim, py::arg("step"), py::arg("node"));
   m.def("node_partition", &node_partition, py::arg("runs"), py::arg("begin"), py::arg("rows"), py::arg("columns"),
         py::arg("element"), py::arg("row_stride") = py::none(), py::arg("rows_are_inputs") = false, py::arg("column_step") = 1,
         "How a matrix is cut by nodes. runs: (bytes, node or None) from the begin of the range that holds it; begin and "

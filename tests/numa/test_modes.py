@@ -35,6 +35,7 @@ def test_off_gives_the_bits_of_one_node(case: Case, lab, numa_model):
 
 @pytest.mark.parametrize("case", BIND, ids=str)
 def test_bind_places_rows(case: Case, lab, numa_model):
+    """N05."""
     result = lab.run(case)
     share = remote_share(result.counts, case.machine)
     lab.measured.append(describe(case, result.counts, result["pages"], share))

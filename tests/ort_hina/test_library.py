@@ -116,6 +116,24 @@ def test_an_unknown_compute_is_refused(compute):
         ort_hina.register(onnxruntime.SessionOptions(), compute=compute)
 
 
+@pytest.mark.parametrize("mode", library.NUMA_MODES)
+def test_numa_is_left_for_the_library_to_read(mode):
+    options = onnxruntime.SessionOptions()
+    ort_hina.register(options, numa=mode)
+    assert options.get_session_config_entry("ort_hina.numa") == mode
+    with pytest.raises(OrtHinaError, match=f"registered with numa={mode}, .*for numa=b?"):
+        ort_hina.register(options, numa="off" if mode != "off" else "bind")
+
+
+def test_an_unknown_numa_is_refused():
+    with pytest.raises(ValueError, match="numa must be one of off, read, interleave, bind, got 'all'"):
+        ort_hina.register(onnxruntime.SessionOptions(), numa="all")
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("ort_hina.numa", "all")
+    with pytest.raises(OrtHinaError, match="ort_hina.numa: expected off, read, interleave or bind, got 'all'"):
+        ort_hina.register(options)
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_thread_count_below_one_is_refused(threads):
     with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):

@@ -40,6 +40,7 @@ def test_fewer_threads_are_spread_over_the_nodes(two_sockets):
 
 
 def test_more_threads_than_cores_are_reduced(two_sockets):
+    """N06."""
     assert numa.thread_cpus(100, two_sockets()) == tuple(range(8))
 
 
@@ -145,6 +146,7 @@ def _run_session(allowed, threads=None, caller=False):
 
 @pytest.mark.parametrize("allowed", [CPUS[1::2] or CPUS[:1], CPUS[:1], CPUS], ids=["odd", "one", "all"])
 def test_threads_stay_inside_the_affinity(allowed):
+    """N01."""
     seen = _run_session(allowed, threads=8)
     assert 1 <= len(seen["cpus"]) <= len(allowed) and set(seen["cpus"]) <= set(allowed)
     assert [[cpu] for cpu in seen["cpus"][1:]] == seen["workers"]
@@ -152,6 +154,7 @@ def test_threads_stay_inside_the_affinity(allowed):
 
 
 def test_sessions_are_idle_after_a_run_and_no_busier_than_they_may_be():
+    """N07."""
     seen = _run_session(CPUS)
     assert seen["busy"] <= len(seen["cpus"])
     assert seen["idle"] < 0.05  # CPU seconds in a second
@@ -166,5 +169,6 @@ def test_the_caller_is_pinned_if_asked():
 
 @needs_two_cpus
 def test_processes_with_cpus_of_their_own_share_none():
+    """N06."""
     first, second = (_run_session([cpu], threads=2) for cpu in CPUS[:2])
     assert first["cpus"] == [CPUS[0]] and second["cpus"] == [CPUS[1]]

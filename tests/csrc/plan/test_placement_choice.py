@@ -35,10 +35,12 @@ def test_what_fits_is_done_as_asked(mode):
 
 @pytest.mark.parametrize("mode", ["interleave", "bind"])
 def test_a_large_model_spreads_over_many_small_nodes(mode):
+    """N04."""
     assert _choose(mode, 140 * GB, _nodes(*[32 * GB] * 16)) == (mode, list(range(16)), "")
 
 
 def test_two_nodes_that_cannot_hold_it_are_not_bound_to():
+    """N04."""
     nodes = _nodes(*[32 * GB] * 16, threads=[4, 4] + [0] * 14)
     action, used, reason = _choose("bind", 140 * GB, nodes)
     assert (action, used) == ("interleave", list(range(16)))

@@ -20,6 +20,7 @@ def _cpus(found):
 
 
 def test_interleaved_lists_of_cpus(tmp_path):
+    """N03."""
     nodes = [FakeNode(0, "0-31,64-95"), FakeNode(1, "32-63,96-127")]
     sysfs = write_sysfs(tmp_path, nodes, siblings=[f"{core},{core + 64}" for core in range(64)])
     found = _read(sysfs, list(range(128)))
@@ -32,6 +33,7 @@ def test_interleaved_lists_of_cpus(tmp_path):
 
 
 def test_gaps_between_ids(tmp_path):
+    """N03."""
     sysfs = write_sysfs(tmp_path, [FakeNode(0, "0-1"), FakeNode(2, "2-3"), FakeNode(8, "4-5")])
     found = _read(sysfs, list(range(6)), write_status(tmp_path, "0,8"))
     assert [node["id"] for node in found["nodes"]] == [0, 2, 8]
@@ -50,6 +52,7 @@ def test_a_cpuset_leaves_some_cpus(tmp_path):
 
 
 def test_offline_cpus_are_not_used(tmp_path):
+    """N03."""
     sysfs = write_sysfs(tmp_path, [FakeNode(0, "0-1"), FakeNode(1, "4")], online_cpus="0-1,4")
     found = _read(sysfs, list(range(8)))
     assert _cpus(found) == [[0, 1], [4]]
@@ -57,6 +60,7 @@ def test_offline_cpus_are_not_used(tmp_path):
 
 
 def test_nodes_without_memory_and_without_cpus(tmp_path):
+    """N03."""
     sysfs = write_sysfs(tmp_path, [FakeNode(0, "0-3", memory=0, free=0, cache=0), FakeNode(1, "4-7"), FakeNode(2, "")])
     found = _read(sysfs, list(range(8)), write_status(tmp_path, "1-2"))
     assert _cpus(found) == [[0, 1, 2, 3], [4, 5, 6, 7], []]
@@ -86,6 +90,7 @@ def test_more_than_1024_cpus(tmp_path):
 
 
 def test_without_sysfs_there_is_one_node(tmp_path):
+    """N03."""
     found = _read(tmp_path / "none", [1, 3])
     assert _cpus(found) == [[1, 3]] and found["cores"] == [[1], [3]] and not found["multi_node"]
     assert found["node_of_cpu"] == [0, 0, 0, 0]
