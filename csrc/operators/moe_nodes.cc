@@ -58,12 +58,13 @@ uint32_t MoeNodes::ExpertPartition::gate_up_items() const {
 MoeNodes::MoeNodes(const MoeConfig& config, const std::vector<Window>& windows, const Placement& placement,
                    const KernelChoice& kernels)
     : hidden_(config.hidden), intermediate_(config.intermediate), element_(4), threads_(placement.threads) {
+  plan::CutTiles known;
   for (const Expert& expert : config.experts) {
     experts_.emplace_back();
     if (!expert.gate.data) continue;
     std::vector<std::unique_ptr<plan::NodePartition>> parts;
     for_each_matrix(config, expert, [&](const Matrix& matrix, size_t outputs, size_t inputs) {
-      parts.push_back(cut(matrix, outputs, inputs, windows, placement, kernels));
+      parts.push_back(cut(matrix, outputs, inputs, windows, placement, kernels, &known));
     });
     if (std::any_of(parts.begin(), parts.end(), [](const auto& part) { return !part; })) continue;
     auto partition = std::make_unique<ExpertPartition>();
@@ -73,11 +74,12 @@ MoeNodes::MoeNodes(const MoeConfig& config, const std::vector<Window>& windows, 
     experts_.back() = std::move(partition);
     element_ = std::min({element_, size_of(expert.gate.type), size_of(expert.down.type)});
   }
+  pool_.freeze();
 }
 
 std::unique_ptr<plan::NodePartition> MoeNodes::cut(const Matrix& matrix, size_t outputs, size_t inputs,
                                                    const std::vector<Window>& windows, const Placement& placement,
-                                                   const KernelChoice& kernels) {
+                                                   const KernelChoice& kernels, plan::CutTiles* known) {
   const Place place = place_of(matrix, outputs, inputs, windows);
   const plan::PageMap& map = placement.maps[place.window];
   if (map.runs().empty()) return nullptr;
@@ -86,7 +88,7 @@ std::unique_ptr<plan::NodePartition> MoeNodes::cut(const Matrix& matrix, size_t 
   const bool blocks = kernels.activations(matrix.type) == DataType::kBF16;
   const plan::PartitionRule rule = {by_outputs ? plan::RowsAre::kOutputs : plan::RowsAre::kInputs,
                                     by_outputs && blocks ? static_cast<uint32_t>(kMostCutBytes / size_of(matrix.type)) : 8};
-  return std::make_unique<plan::NodePartition>(map, place.stored, rule, &pool_);
+  return std::make_unique<plan::NodePartition>(map, place.stored, rule, &pool_, known);
 }
 
 bool MoeNodes::serves(const ExpertPartition& partition, size_t tokens) const {

@@ -39,7 +39,7 @@ class MoeNodes {
 
  private:
   std::unique_ptr<plan::NodePartition> cut(const Matrix& matrix, size_t outputs, size_t inputs, const std::vector<Window>& windows,
-                                           const Placement& placement, const KernelChoice& kernels);
+                                           const Placement& placement, const KernelChoice& kernels, plan::CutTiles* known);
 
   size_t hidden_, intermediate_;
   size_t element_;  // of the smaller weights

@@ -8,52 +8,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "plan/page_map.h"
-#include "plan/stored_matrix.h"
+#include "plan/tile_cutter.h"
 
 namespace ort_hina::plan {
-
-// Rows × columns of a tile, all on one node.
-struct Piece {
-  uint32_t row, step, rows;  // rows row, row + step, ... from the tile's first; step 0: those of PiecePool::listed()
-  uint32_t begin, end;       // columns, from the tile's first
-  uint32_t list;             // where the listed rows begin
-  uint16_t rank, ranks;      // which partial sum of these rows (or of the tile, if rows are inputs) this is, and of how many
-  uint8_t first;             // nothing else has been added to this partial sum of these rows before
-};
-
-// The pieces of items. Tiles of regular placement have the same ones again and again, which are kept once.
-class PiecePool {
- public:
-  struct Range {
-    uint32_t begin, count;
-  };
-  // `listed`: the rows of those with step 0, whose `list` counts from its begin.
-  uint32_t intern(const std::vector<Piece>& pieces, const std::vector<uint32_t>& listed);
-
-  const Piece* begin(uint32_t id) const { return pieces_.data() + ranges_[id].begin; }
-  const Piece* end(uint32_t id) const { return begin(id) + ranges_[id].count; }
-  const uint32_t* listed(const Piece& piece) const { return listed_.data() + piece.list; }
-  size_t bytes() const;
-
- private:
-  std::vector<Range> ranges_;
-  std::vector<Piece> pieces_;
-  std::vector<uint32_t> listed_;
-  std::unordered_map<std::string, uint32_t> ids_;
-};
-
-enum class RowsAre : uint8_t { kOutputs, kInputs };
-
-struct PartitionRule {
-  RowsAre rows_are;
-  // Columns are cut at multiples of this, which leaves up to half of it on the wrong side of a page's end.
-  uint32_t column_step;
-};
 
 // Of a matrix whose rows are inputs every piece contributes to its columns' sums, so its tiles are few enough that the partial
 // sums of this many tokens stay below an eighth of the weights.
@@ -74,7 +33,7 @@ class NodePartition {
   };
 
   // `map` covers the whole matrix. Empty matrices have no items.
-  NodePartition(const PageMap& map, const StoredMatrix& matrix, const PartitionRule& rule, PiecePool* pool);
+  NodePartition(const PageMap& map, const StoredMatrix& matrix, const PartitionRule& rule, PiecePool* pool, CutTiles* known);
 
   const std::vector<Item>& items() const { return items_; }  // tile by tile, nodes ascending within
   Tile tile(uint32_t number) const;
@@ -93,9 +52,8 @@ class NodePartition {
   uint32_t columns() const { return columns_; }
 
  private:
-  struct Segment;
-  class TileBuilder;
   void choose_tiles(const PageMap& map, const StoredMatrix& matrix);
+  void add(uint32_t tile, const CutTile& cut);
 
   bool rows_are_inputs_;
   uint32_t rows_, columns_;

@@ -43,8 +43,9 @@ py::dict node_partition(const Runs& runs, uint64_t begin, uint32_t rows, uint32_
   if (rows && columns && map.bytes() < matrix.row_begin(rows - 1) + matrix.row_bytes())
     throw std::invalid_argument("page map: expected one that covers the matrix");
   plan::PiecePool pool;
+  plan::CutTiles known;
   const plan::NodePartition partition(
-      map, matrix, {rows_are_inputs ? plan::RowsAre::kInputs : plan::RowsAre::kOutputs, column_step}, &pool);
+      map, matrix, {rows_are_inputs ? plan::RowsAre::kInputs : plan::RowsAre::kOutputs, column_step}, &pool, &known);
   py::list items;
   for (const plan::NodePartition::Item& item : partition.items()) {
     const plan::NodePartition::Tile tile = partition.tile(item.tile);
