@@ -132,7 +132,7 @@ __attribute__((noinline)) void half_dot(const uint16_t* a, size_t lda, const Row
       const size_t k = i + u * W::kWidth;
       Half w[Rows];
       for (int r = 0; r < Rows; ++r) {
-        if constexpr (Fetch && Tokens > 1)
+        if constexpr (Fetch)
           for (size_t line = 0; line < W::kWidth * W::kSize; line += 64) next.line();
         w[r] = W::load(part.w + r * part.row_bytes + k * W::kSize);
       }
@@ -170,15 +170,20 @@ __attribute__((noinline)) void half_dot(const uint16_t* a, size_t lda, const Row
 template <DataType T, int Tokens, bool Fetch>
 inline void half_dot_rows(const uint16_t* a, size_t lda, RowPart part, size_t rows, float* c, size_t ldc, bool first,
                           FetchAhead& next) {
-  // From memory, one row at a time is one stream, which the hardware's prefetcher follows best alone; several tokens take
-  // longer than a stream needs, and several rows share the loads of their activations.
-  constexpr int kRows = Tokens == 1 && Fetch ? 1 : Tokens < 7 ? 4 : 3;
-    constexpr int kUnroll = Tokens <= 2 ? 2 : 1;
+  // Several tokens take longer than a stream needs, and several rows share the loads of their activations.
+  constexpr int kRows = Tokens < 7 ? 4 : 3;
+  constexpr int kUnroll = Tokens <= 2 ? 2 : 1;
   size_t r = 0;
   for (; r + kRows <= rows; r += kRows, part.w += kRows * part.row_bytes)
     half_dot<T, Tokens, kRows, kUnroll, Fetch>(a, lda, part, c + r, ldc, first, next);
   for (; r < rows; ++r, part.w += part.row_bytes)
     half_dot<T, Tokens, 1, kUnroll, Fetch>(a, lda, part, c + r, ldc, first, next);
+}
+
+// One token's rows that follow each other are one stream, which the hardware's prefetcher follows best alone and row by row.
+template <DataType T>
+inline void half_dot_stream(const uint16_t* a, RowPart part, size_t rows, float* c, bool first, FetchAhead& next) {
+  for (size_t r = 0; r < rows; ++r, part.w += part.row_bytes) half_dot<T, 1, 1, 2, false>(a, 0, part, c + r, 0, first, next);
 }
 
 template <DataType T, bool Fetch>
@@ -192,7 +197,9 @@ inline void half_dot_tokens(size_t tokens, const uint16_t* a, size_t lda, const 
   }
   switch (tokens) {
     case 0: return;
-    case 1: return half_dot_rows<T, 1, Fetch>(a, lda, part, rows, c, ldc, first, next);
+    case 1:
+      if (Fetch && part.row_bytes == part.inputs * HalfWeights<T>::kSize) return half_dot_stream<T>(a, part, rows, c, first, next);
+      return half_dot_rows<T, 1, Fetch>(a, lda, part, rows, c, ldc, first, next);
     case 2: return half_dot_rows<T, 2, Fetch>(a, lda, part, rows, c, ldc, first, next);
     case 3: return half_dot_rows<T, 3, Fetch>(a, lda, part, rows, c, ldc, first, next);
     case 4: return half_dot_rows<T, 4, Fetch>(a, lda, part, rows, c, ldc, first, next);

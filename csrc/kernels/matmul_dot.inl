@@ -5,8 +5,8 @@
 // Tokens that share one pass over a weight row.
 constexpr size_t kDotTokens = 4;
 
-// `Fetch`: with several tokens the arithmetic takes long enough that the hardware's prefetcher falls behind; with one it does
-// better alone.
+// `Fetch`: with several tokens the arithmetic takes long enough that the hardware's prefetcher falls behind, and it begins anew at
+// each row that lies apart from the one before; one token's rows that follow each other it reads better alone.
 template <DataType T, int Tokens, int Rows, int Unroll, bool Fetch>
 __attribute__((noinline)) void dot_block(const float* a, size_t lda, const uint8_t* w, size_t row_bytes, size_t k, float* c,
                                          size_t ldc, FetchAhead& next_rows) {
@@ -68,8 +68,10 @@ template <DataType T, bool Fetch>
 inline void dot_tokens(const MatmulArgs& p, const uint8_t* w, size_t rows, size_t t, float* c, FetchAhead& next) {
   const float* a = static_cast<const float*>(p.a) + t * p.lda;
   switch (p.m - t) {
-    // Weights of the first pass come from memory, as one stream for one token; later ones are in L1.
-    case 1: return dot_rows<T, 1, Fetch ? 1 : 4, false>(p, w, rows, a, c, next);
+    // Weights of the first pass come from memory: for one token as one stream, if rows follow each other. Later ones are in L1.
+    case 1:
+      if (Fetch && p.ldw == p.k) return dot_rows<T, 1, 1, false>(p, w, rows, a, c, next);
+      return dot_rows<T, 1, 4, Fetch>(p, w, rows, a, c, next);
     case 2: return dot_rows<T, 2, 4, Fetch>(p, w, rows, a, c, next);
     case 3: return dot_rows<T, 3, Simd::kDotRows, Fetch>(p, w, rows, a, c, next);
     default: return dot_rows<T, 4, Simd::kDotRows, Fetch>(p, w, rows, a, c, next);

@@ -163,7 +163,7 @@ void MoeCall::queue_items() {
         queues_.add(s, node_of(step, e, i), static_cast<uint32_t>(first + i));
     }
   }
-  claims_ = std::make_unique<runtime::NodeClaims>(queues_, nodes_->threads());
+  claims_ = std::make_unique<runtime::NodeClaims>(queues_, nodes_->threads(), nodes_->expected());
 }
 
 // Where the weights of an item lie, for the most part.
@@ -264,6 +264,7 @@ void MoeCall::run(const Workspace& workspace) {
   pool_.parallel_for(
       pool_.context, participants, [](void* call, size_t i) { static_cast<MoeCall*>(call)->participate(i); }, this);
   if (failure_) std::rethrow_exception(failure_);
+  if (claims_) nodes_->expect(*claims_);
 }
 
 // The first items of the region: ids are counted; whoever counts the last of them plans; then they are placed.
@@ -327,9 +328,17 @@ void MoeCall::work_by_nodes(plan::Node node, uint8_t* scratch) {
 
 void MoeCall::do_item(size_t number, uint8_t* scratch) {
   const WorkItem item = work_.item(number);
-  if (item.wait_event != plan::kNoEvent) runtime::await(events_[item.wait_event], item.wait_count);
+  if (item.wait_event != plan::kNoEvent) wait_for(item, scratch);
   execute(item, scratch);
   if (item.signal_event != plan::kNoEvent) events_[item.signal_event].fetch_add(1, std::memory_order_release);
+}
+
+// Threads that were expected on another node may not come; then their work is done here, before this item's scratch is used.
+void MoeCall::wait_for(const WorkItem& item, uint8_t* scratch) {
+  const runtime::Event& event = events_[item.wait_event];
+  if (!claims_) return runtime::await(event, item.wait_count);
+  while (!runtime::await_for_a_while(event, item.wait_count))
+    for (uint32_t i; (i = claims_->claim_abandoned(static_cast<size_t>(item.step))) != runtime::kNoItem;) do_item(i, scratch);
 }
 
 void MoeCall::execute(const WorkItem& item, uint8_t* scratch) const {

@@ -74,6 +74,7 @@ class MoeCall {
   void work_in_order(size_t first, uint8_t* scratch);
   void work_by_nodes(plan::Node node, uint8_t* scratch);
   void do_item(size_t number, uint8_t* scratch);
+  void wait_for(const plan::WorkItem& item, uint8_t* scratch);
   void execute(const plan::WorkItem& item, uint8_t* scratch) const;
 
   void gather(const plan::WorkItem& item) const;

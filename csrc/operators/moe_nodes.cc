@@ -57,7 +57,8 @@ uint32_t MoeNodes::ExpertPartition::gate_up_items() const {
 
 MoeNodes::MoeNodes(const MoeConfig& config, const std::vector<Window>& windows, const Placement& placement,
                    const KernelChoice& kernels)
-    : hidden_(config.hidden), intermediate_(config.intermediate), element_(4), threads_(placement.threads) {
+    : hidden_(config.hidden), intermediate_(config.intermediate), element_(4), threads_(placement.threads),
+      expected_(new std::atomic<uint32_t>[placement.threads->nodes]()) {
   plan::CutTiles known;
   for (const Expert& expert : config.experts) {
     experts_.emplace_back();
@@ -87,11 +88,18 @@ std::unique_ptr<plan::NodePartition> MoeNodes::cut(const Matrix& matrix, size_t 
   // Activations in blocks are best read by whole blocks. A cut beside a page's end leaves half a step on its wrong side.
   const bool blocks = kernels.activations(matrix.type) == DataType::kBF16;
   const plan::PartitionRule rule = {by_outputs ? plan::RowsAre::kOutputs : plan::RowsAre::kInputs,
-                                    by_outputs && blocks ? static_cast<uint32_t>(kMostCutBytes / size_of(matrix.type)) : 8};
+                                    by_outputs && blocks ? static_cast<uint32_t>(kMostCutBytes / size_of(matrix.type)) : 8,
+                                    plan::item_bytes(place.stored, placement.thread_count)};
   return std::make_unique<plan::NodePartition>(map, place.stored, rule, &pool_, known);
 }
 
+void MoeNodes::expect(const runtime::NodeClaims& claims) const {
+  for (size_t n = 0; n < threads_->nodes; ++n)
+    expected_[n].store(claims.arrived(static_cast<plan::Node>(n)), std::memory_order_relaxed);
+}
+
 bool MoeNodes::serves(const ExpertPartition& partition, size_t tokens) const {
+  if (tokens <= plan::kPartitionTokens) return true;
   const auto few = [&](size_t parts, size_t inputs) { return parts * tokens * sizeof(float) * kSumsShare <= inputs * element_; };
   return tokens <= kMostTokens && few(partition.gate_up_parts(), hidden_) && few(partition.down->parts(), intermediate_);
 }

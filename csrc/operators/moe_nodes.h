@@ -14,6 +14,7 @@ namespace ort_hina::operators {
 struct Placement {
   std::vector<plan::PageMap> maps;  // of each window; an empty one: not known
   const runtime::ThreadNodes* threads;
+  size_t thread_count;  // that a call is expected to have
 };
 
 // The matrices of experts that lie in each window.
@@ -36,6 +37,9 @@ class MoeNodes {
   bool serves(const ExpertPartition& partition, size_t tokens) const;
   const plan::PiecePool& pool() const { return pool_; }
   const runtime::ThreadNodes& threads() const { return *threads_; }
+  // Threads of each node that came to the last call.
+  const std::atomic<uint32_t>* expected() const { return expected_.get(); }
+  void expect(const runtime::NodeClaims& claims) const;
 
  private:
   std::unique_ptr<plan::NodePartition> cut(const Matrix& matrix, size_t outputs, size_t inputs, const std::vector<Window>& windows,
@@ -44,6 +48,7 @@ class MoeNodes {
   size_t hidden_, intermediate_;
   size_t element_;  // of the smaller weights
   const runtime::ThreadNodes* threads_;
+  std::unique_ptr<std::atomic<uint32_t>[]> expected_;
   plan::PiecePool pool_;
   std::vector<std::unique_ptr<ExpertPartition>> experts_;
 };

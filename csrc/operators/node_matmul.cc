@@ -10,6 +10,8 @@ using kernels::kBlockInputs;
 using kernels::kBlockTokens;
 using plan::Piece;
 
+constexpr size_t kLine = 64;
+
 // What an item keeps in its scratch; addresses may be counted from 0, when only the size matters.
 struct Scratch {
   float* sums;         // of a piece whose outputs do not lie beside each other
@@ -64,15 +66,21 @@ class Item {
     return m_.weights->data + (row * m_.weights->ld + column) * size_of(m_.weights->type);
   }
 
+  size_t row_of(const Piece& piece, size_t i) const {
+    return piece.step ? piece.row + i * piece.step : m_.pool->listed(piece)[i];
+  }
+
   // The piece's weights as rows at equal distances.
   void set_weights(const Piece& piece, kernels::MatmulArgs* args) const {
     const size_t row = tile_.row + piece.row, column = tile_.begin + piece.begin;
     args->w = weight(row, column);
     args->ldw = piece.step * m_.weights->ld;
+    const Piece* const next = &piece + 1;
+    const bool alike = next != end() && next->step == piece.step && next->rows == piece.rows &&
+                       next->end - next->begin == piece.end - piece.begin;
+    if (alike && piece.step) args->next_w = weight(tile_.row + next->row, tile_.begin + next->begin);
     if (piece.step) return;
-    const size_t bytes = (piece.end - piece.begin) * size_of(m_.weights->type);
-    for (size_t r = 0; r < piece.rows; ++r)
-      std::memcpy(scratch_.rows + r * bytes, weight(tile_.row + m_.pool->listed(piece)[r], column), bytes);
+    copy_rows(piece);
     args->w = scratch_.rows;
     args->ldw = piece.end - piece.begin;
   }
@@ -104,6 +112,21 @@ class Item {
     }
   }
 
+  // While a row is copied, the next one is fetched line by line.
+  void copy_rows(const Piece& piece) const {
+    const size_t bytes = (piece.end - piece.begin) * size_of(m_.weights->type);
+    const uint8_t* from = weight(tile_.row + row_of(piece, 0), tile_.begin + piece.begin);
+    uint8_t* to = scratch_.rows;
+    for (size_t r = 0; r < piece.rows; ++r, to += bytes) {
+      const uint8_t* const next = weight(tile_.row + row_of(piece, std::min<size_t>(r + 1, piece.rows - 1)), tile_.begin + piece.begin);
+      for (size_t at = 0; at < bytes; at += kLine) {
+        __builtin_prefetch(next + at, 0, 2);
+        std::memcpy(to + at, from + at, std::min(kLine, bytes - at));
+      }
+      from = next;
+    }
+  }
+
   void run_kernel(kernels::MatmulArgs args, size_t tokens, size_t n, size_t k, float* c, size_t ldc) const {
     args.c = c, args.ldc = ldc;
     args.m = tokens, args.n = n, args.k = k;
@@ -120,25 +143,19 @@ class Item {
       float* const to = m_.sums + piece->rank * m_.distance + tile_.row;
       const size_t outputs = piece->rows, inputs = piece->end - piece->begin;
       const InputChoice chosen = {piece->begin, 1, inputs, nullptr};
-      if (piece->first && piece->step == 1) {
-        multiply(args, chosen, outputs, to + piece->row, m_.ld);
-      } else {
-        multiply(args, chosen, outputs, scratch_.sums, outputs);
-        scatter(*piece, to);
-      }
+      const bool direct = piece->first && piece->step == 1;
+      float* const sums = direct ? to + piece->row : scratch_.sums;
+      multiply(args, chosen, outputs, sums, direct ? m_.ld : outputs);
+      if (!direct) scatter(*piece, to);
       if (piece->first && piece->rank == 0) clear_absent(*piece);
     }
-  }
-
-  size_t output(const Piece& piece, size_t i) const {
-    return piece.step ? piece.row + i * piece.step : m_.pool->listed(piece)[i];
   }
 
   void scatter(const Piece& piece, float* to) const {
     for (size_t t = 0; t < m_.tokens; ++t, to += m_.ld) {
       const float* const sums = scratch_.sums + t * piece.rows;
-      if (piece.first) for (size_t i = 0; i < piece.rows; ++i) to[output(piece, i)] = sums[i];
-      else for (size_t i = 0; i < piece.rows; ++i) to[output(piece, i)] += sums[i];
+      if (piece.first) for (size_t i = 0; i < piece.rows; ++i) to[row_of(piece, i)] = sums[i];
+      else for (size_t i = 0; i < piece.rows; ++i) to[row_of(piece, i)] += sums[i];
     }
   }
 
@@ -147,7 +164,7 @@ class Item {
     for (size_t part = piece.ranks; part < m_.parts; ++part)
       for (size_t t = 0; t < m_.tokens; ++t) {
         float* const to = m_.sums + part * m_.distance + t * m_.ld + tile_.row;
-        for (size_t i = 0; i < piece.rows; ++i) to[output(piece, i)] = 0.0f;
+        for (size_t i = 0; i < piece.rows; ++i) to[row_of(piece, i)] = 0.0f;
       }
   }
 

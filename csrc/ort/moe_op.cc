@@ -124,7 +124,7 @@ MoeKernel::MoeKernel(const OrtKernelInfo* raw, const Settings& settings)
 // Does nothing where the process runs on one node.
 void MoeKernel::share_out(const OrtKernelInfo* info, const std::vector<operators::Window>& windows, NumaWindows* numa) {
   const std::vector<std::vector<plan::StoredMatrix>> matrices = operators::stored_matrices(moe_->config(), windows);
-  operators::Placement placement = {{}, &thread_nodes_};
+  operators::Placement placement = {{}, &thread_nodes_, threads_};
   bool known = false;
   for (size_t w = 0; w < windows.size(); ++w) {
     placement.maps.push_back(numa->place(info, windows[w].data, windows[w].bytes, matrices[w]));

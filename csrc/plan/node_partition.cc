@@ -7,8 +7,10 @@
 namespace ort_hina::plan {
 namespace {
 
-// What a node has of a tile: long against the cost of claiming it, short against what a thread does in a call.
-constexpr uint64_t kItemBytes = 64 << 10;
+// Several experts' matrices are open at a time, so each need not have many items for every thread.
+constexpr uint64_t kItemsPerThread = 2;
+// Long against the cost of claiming it; short enough that a thread's scratch stays in its cache.
+constexpr uint64_t kLeastItem = 64 << 10, kMostItem = 512 << 10;
 // Rows of a piece, where they recur after a period: a tile of AMX holds as many.
 constexpr uint64_t kPieceRows = 16;
 // Longer periods get fewer rows.
@@ -48,11 +50,15 @@ uint64_t period_rows(const Interleaving& interleaving, uint64_t row_stride) {
 
 }  // namespace
 
+uint64_t item_bytes(const StoredMatrix& matrix, size_t threads) {
+  return std::clamp<uint64_t>(matrix.rows * matrix.row_bytes() / (kItemsPerThread * threads), kLeastItem, kMostItem);
+}
+
 NodePartition::NodePartition(const PageMap& map, const StoredMatrix& matrix, const PartitionRule& rule, PiecePool* pool,
                              CutTiles* known)
     : rows_are_inputs_(rule.rows_are == RowsAre::kInputs), rows_(matrix.rows), columns_(matrix.columns) {
   if (rows_ == 0 || columns_ == 0) return;
-  choose_tiles(map, matrix);
+  choose_tiles(map, matrix, rule.item_bytes);
   TileCutter cutter(map, matrix, rule, recur_, pool);
   std::string key;
   size_t key_of_rows = 0;
@@ -86,7 +92,7 @@ void NodePartition::add(uint32_t tile, const CutTile& cut) {
 
 // Rows that recur after a period are in one piece, so tiles have several periods. Where rows are outputs a tile has all columns.
 // Where they are inputs, a tile has as many rows as the partial sums allow, and columns are cut.
-void NodePartition::choose_tiles(const PageMap& map, const StoredMatrix& matrix) {
+void NodePartition::choose_tiles(const PageMap& map, const StoredMatrix& matrix, uint64_t item_bytes) {
   const uint64_t end = matrix.row_begin(rows_ - 1) + matrix.row_bytes();
   const Interleaving interleaving = interleaving_of(map, matrix.begin, end);
   const uint64_t nodes = interleaving.nodes, recur = period_rows(interleaving, matrix.row_stride);
@@ -94,7 +100,7 @@ void NodePartition::choose_tiles(const PageMap& map, const StoredMatrix& matrix)
   const uint64_t row_bytes = matrix.row_bytes();
   if (!rows_are_inputs_) {
     const uint64_t periods = std::min(kPieceRows, kTileBytes / (recur * row_bytes)), block = periods ? recur * periods : 1;
-    const uint64_t wanted = round_up(ceil_div(kItemBytes * nodes, row_bytes), block);
+    const uint64_t wanted = round_up(ceil_div(item_bytes * nodes, row_bytes), block);
     tile_rows_ = u32(std::min<uint64_t>(rows_, wanted));
     tile_columns_ = columns_;
     return;
@@ -103,7 +109,7 @@ void NodePartition::choose_tiles(const PageMap& map, const StoredMatrix& matrix)
   const uint64_t bands = std::max<uint64_t>(1, parts / nodes);
   tile_rows_ = u32(std::min<uint64_t>(rows_, round_up(ceil_div(rows_, bands), std::min<uint64_t>(recur, 64))));
   bands_ = u32(ceil_div(rows_, tile_rows_));
-  const uint64_t columns = round_up(ceil_div(kItemBytes * nodes, uint64_t{tile_rows_} * matrix.element), kColumnBytes / matrix.element);
+  const uint64_t columns = round_up(ceil_div(item_bytes * nodes, uint64_t{tile_rows_} * matrix.element), kColumnBytes / matrix.element);
   tile_columns_ = u32(std::min<uint64_t>(columns_, columns));
   across_ = u32(ceil_div(columns_, tile_columns_));
 }

@@ -14,11 +14,14 @@
 
 namespace ort_hina::plan {
 
-// Of a matrix whose rows are inputs every piece contributes to its columns' sums, so its tiles are few enough that the partial
-// sums of this many tokens stay below an eighth of the weights.
+// So many tokens' partial sums cost less than reading weights from other nodes, whatever the matrix. Where rows are inputs every
+// piece contributes to its columns' sums, so tiles are few enough that theirs stay below an eighth of the weights.
 constexpr uint32_t kPartitionTokens = 16;
 // The most partial sums of an output, unless there are more nodes.
 constexpr uint32_t kMaxParts = 32;
+
+// What a node should have of a tile of this matrix, for so many threads.
+uint64_t item_bytes(const StoredMatrix& matrix, size_t threads);
 
 class NodePartition {
  public:
@@ -52,7 +55,7 @@ class NodePartition {
   uint32_t columns() const { return columns_; }
 
  private:
-  void choose_tiles(const PageMap& map, const StoredMatrix& matrix);
+  void choose_tiles(const PageMap& map, const StoredMatrix& matrix, uint64_t item_bytes);
   void add(uint32_t tile, const CutTile& cut);
 
   bool rows_are_inputs_;

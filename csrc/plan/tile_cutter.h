@@ -17,6 +17,7 @@ struct PartitionRule {
   RowsAre rows_are;
   // Columns are cut at multiples of this, which leaves up to half of it on the wrong side of a page's end.
   uint32_t column_step;
+  uint64_t item_bytes;  // what a node should have of a tile
 };
 
 struct TileItem {

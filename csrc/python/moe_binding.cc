@@ -64,6 +64,7 @@ struct MadeUpNodes {
     };
     for (const Runs& runs : d["maps"].cast<std::vector<Runs>>()) placement.maps.push_back(page_map(runs));
     placement.threads = &threads;
+    placement.thread_count = d.contains("thread_count") ? d["thread_count"].cast<size_t>() : 64;
   }
 };
 

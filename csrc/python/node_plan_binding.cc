@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include "plan/node_partition.h"
@@ -35,9 +36,11 @@ py::dict piece_of(const plan::Piece& piece, const plan::PiecePool& pool) {
 }
 
 py::dict node_partition(const Runs& runs, uint64_t begin, uint32_t rows, uint32_t columns, uint32_t element,
-                        const std::optional<uint64_t>& row_stride, bool rows_are_inputs, uint32_t column_step) {
+                        const std::optional<uint64_t>& row_stride, bool rows_are_inputs, uint32_t column_step,
+                        size_t threads) {
   const plan::StoredMatrix matrix = {begin, rows, columns, element, row_stride.value_or(uint64_t{columns} * element)};
-  if (element == 0 || column_step == 0) throw std::invalid_argument("element and column_step: expected at least 1");
+  if (element == 0 || column_step == 0 || threads == 0)
+    throw std::invalid_argument("element, column_step and threads: expected at least 1");
   if (matrix.row_stride < matrix.row_bytes()) throw std::invalid_argument("row_stride: expected at least a row's bytes");
   const plan::PageMap map = page_map(runs);
   if (rows && columns && map.bytes() < matrix.row_begin(rows - 1) + matrix.row_bytes())
@@ -45,7 +48,9 @@ py::dict node_partition(const Runs& runs, uint64_t begin, uint32_t rows, uint32_
   plan::PiecePool pool;
   plan::CutTiles known;
   const plan::NodePartition partition(
-      map, matrix, {rows_are_inputs ? plan::RowsAre::kInputs : plan::RowsAre::kOutputs, column_step}, &pool, &known);
+      map, matrix,
+      {rows_are_inputs ? plan::RowsAre::kInputs : plan::RowsAre::kOutputs, column_step, plan::item_bytes(matrix, threads)}, &pool,
+      &known);
   py::list items;
   for (const plan::NodePartition::Item& item : partition.items()) {
     const plan::NodePartition::Tile tile = partition.tile(item.tile);
@@ -74,8 +79,10 @@ py::dict node_partition(const Runs& runs, uint64_t begin, uint32_t rows, uint32_
 class Claims {
  public:
   // queues: for each step, the items of each node and, last, those of anyone.
-  Claims(const std::vector<std::vector<std::vector<uint32_t>>>& queues, const std::vector<std::vector<uint32_t>>& distances)
-      : threads_{distances.size(), distances, nullptr} {
+  Claims(const std::vector<std::vector<std::vector<uint32_t>>>& queues, const std::vector<std::vector<uint32_t>>& distances,
+         const std::vector<uint32_t>& expected)
+      : threads_{distances.size(), distances, nullptr}, expected_(new std::atomic<uint32_t>[distances.size()]()) {
+    for (size_t n = 0; n < std::min(expected.size(), distances.size()); ++n) expected_[n] = expected[n];
     queues_.begin(queues.size(), distances.size());
     for (size_t step = 0; step < queues.size(); ++step) {
       if (queues[step].size() != distances.size() + 1)
@@ -83,20 +90,24 @@ class Claims {
       for (size_t queue = 0; queue < queues[step].size(); ++queue)
         for (const uint32_t item : queues[step][queue]) queues_.add(step, node(queue), item);
     }
-    claims_ = std::make_unique<runtime::NodeClaims>(queues_, threads_);
+    claims_ = std::make_unique<runtime::NodeClaims>(queues_, threads_, expected_.get());
   }
 
   void arrive(const std::optional<uint32_t>& of) { claims_->arrive(of ? node(*of) : plan::kUnknownNode); }
   std::optional<uint32_t> claim(size_t step, const std::optional<uint32_t>& of) {
     if (step >= queues_.steps()) throw std::invalid_argument("step: out of range");
-    const uint32_t item = claims_->claim(step, of ? node(*of) : plan::kUnknownNode);
-    return item == runtime::kNoItem ? std::nullopt : std::optional<uint32_t>(item);
+    return item_or_none(claims_->claim(step, of ? node(*of) : plan::kUnknownNode));
   }
+  std::optional<uint32_t> claim_abandoned(size_t step) { return item_or_none(claims_->claim_abandoned(std::min(step, queues_.steps()))); }
 
  private:
+  static std::optional<uint32_t> item_or_none(uint32_t item) {
+    return item == runtime::kNoItem ? std::nullopt : std::optional<uint32_t>(item);
+  }
   plan::Node node(size_t queue) const { return queue < threads_.nodes ? static_cast<plan::Node>(queue) : plan::kUnknownNode; }
 
   runtime::ThreadNodes threads_;
+  std::unique_ptr<std::atomic<uint32_t>[]> expected_;
   runtime::NodeQueues queues_;
   std::unique_ptr<runtime::NodeClaims> claims_;
 };
@@ -105,12 +116,15 @@ class Claims {
 
 void bind_node_plan(py::module_& m) {
   py::class_<Claims>(m, "NodeClaims", "Who takes which item on a machine of several nodes; a node is None where it is not known.")
-      .def(py::init<const std::vector<std::vector<std::vector<uint32_t>>>&, const std::vector<std::vector<uint32_t>>&>(),
-           py::arg("queues"), py::arg("distances"))
+      .def(py::init<const std::vector<std::vector<std::vector<uint32_t>>>&, const std::vector<std::vector<uint32_t>>&,
+                    const std::vector<uint32_t>&>(),
+           py::arg("queues"), py::arg("distances"), py::arg("expected") = std::vector<uint32_t>{})
       .def("arrive", &Claims::arrive, py::arg("node"))
-      .def("claim", &Claims::claim, py::arg("step"), py::arg("node"));
+      .def("claim", &Claims::claim, py::arg("step"), py::arg("node"))
+      .def("claim_abandoned", &Claims::claim_abandoned, py::arg("step"));
   m.def("node_partition", &node_partition, py::arg("runs"), py::arg("begin"), py::arg("rows"), py::arg("columns"),
         py::arg("element"), py::arg("row_stride") = py::none(), py::arg("rows_are_inputs") = false, py::arg("column_step") = 1,
+        py::arg("threads") = 64,
         "How a matrix is cut by nodes. runs: (bytes, node or None) from the begin of the range that holds it; begin and "
         "row_stride: bytes. Items with their tile (row, rows, column, columns) and pieces, whose rows and columns count from "
         "the tile's first.");

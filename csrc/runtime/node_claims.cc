@@ -10,9 +10,10 @@ void NodeQueues::begin(size_t steps, size_t nodes) {
   for (std::vector<uint32_t>& list : lists_) list.clear();
 }
 
-NodeClaims::NodeClaims(const NodeQueues& queues, const ThreadNodes& threads)
+NodeClaims::NodeClaims(const NodeQueues& queues, const ThreadNodes& threads, const std::atomic<uint32_t>* expected)
     : queues_(queues),
       threads_(threads),
+      expected_(expected),
       next_(new Counter[queues.steps() * (queues.nodes() + 1)]),
       arrived_(new Counter[queues.nodes() + 1]) {}
 
@@ -20,7 +21,10 @@ void NodeClaims::arrive(plan::Node node) {
   arrived_[queues_.queue_of(node)].value.fetch_add(1, std::memory_order_relaxed);
 }
 
-uint32_t NodeClaims::threads_on(size_t queue) const { return arrived_[queue].value.load(std::memory_order_relaxed); }
+uint32_t NodeClaims::threads_on(size_t queue) const {
+  const uint32_t expected = expected_ && queue < queues_.nodes() ? expected_[queue].load(std::memory_order_relaxed) : 0;
+  return std::max(expected, arrived(static_cast<plan::Node>(queue)));
+}
 
 uint32_t NodeClaims::left(size_t step, size_t queue) const {
   const size_t items = queues_.items(step, queue).size(), taken = next(step, queue).value.load(std::memory_order_relaxed);
@@ -37,11 +41,11 @@ uint32_t NodeClaims::take(size_t step, size_t queue) {
 // Where every thread has as much to do as another, nodes end a step at nearly the same time, and one that is late for a while is
 // not helped before this share of its items: remote reads would slow it down. A node with more work for each of its threads than
 // the helper's has is behind by plan, and is helped as soon as that pays.
-constexpr uint32_t kLateShare = 8;
+constexpr uint32_t kLateShare = 4;
 constexpr uint64_t kBehindPercent = 125;
 
 // A helper needs as much longer for an item as the memory is farther away, so what the node's own threads do in that time is
-// left to them. A node without threads in the region has none to leave it to.
+// left to them. A node without threads has none to leave it to.
 bool NodeClaims::wants_help(size_t step, size_t queue, plan::Node helper) const {
   const uint32_t items = left(step, queue), own = threads_on(queue);
   if (items == 0 || own == 0) return items > 0;
@@ -51,6 +55,14 @@ bool NodeClaims::wants_help(size_t step, size_t queue, plan::Node helper) const 
   const uint64_t all = queues_.items(step, queue).size(), of_helper = queues_.items(step, helper).size();
   const bool behind = all * threads_on(helper) * 100 > of_helper * own * kBehindPercent;
   return behind || items > all / kLateShare;
+}
+
+uint32_t NodeClaims::claim_abandoned(size_t step) {
+  for (size_t earlier = 0; earlier < step; ++earlier)
+    for (size_t queue = 0; queue < queues_.nodes(); ++queue)
+      if (arrived(static_cast<plan::Node>(queue)) == 0)
+        if (const uint32_t item = take(earlier, queue); item != kNoItem) return item;
+  return kNoItem;
 }
 
 uint32_t NodeClaims::claim(size_t step, plan::Node node) {

@@ -3,7 +3,8 @@
 // pays, and only then goes on to the next step.
 //
 // A thread may wait for items of earlier steps: every one of them has been claimed, or lies in the queue of a node that has
-// threads in the region, and those go on to no later step before their queue is empty.
+// threads in the region, which go on to no later step before their queue is empty, or of one whose threads are expected: who
+// waits for those in vain does their work (claim_abandoned).
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -45,12 +46,17 @@ class NodeQueues {
 
 class NodeClaims {
  public:
-  NodeClaims(const NodeQueues& queues, const ThreadNodes& threads);
+  // expected: threads of each node that have come to earlier regions; null: not known.
+  NodeClaims(const NodeQueues& queues, const ThreadNodes& threads, const std::atomic<uint32_t>* expected = nullptr);
 
   // Once by each thread, before its first claim.
   void arrive(plan::Node node);
   // The next item of this step for a thread on this node; kNoItem where it should go on.
   uint32_t claim(size_t step, plan::Node node);
+  // An item of an earlier step on a node whose threads have not come; kNoItem if there is none.
+  uint32_t claim_abandoned(size_t step);
+
+  uint32_t arrived(plan::Node node) const { return arrived_[node].value.load(std::memory_order_relaxed); }
 
  private:
   struct alignas(64) Counter {
@@ -64,6 +70,7 @@ class NodeClaims {
 
   const NodeQueues& queues_;
   const ThreadNodes& threads_;
+  const std::atomic<uint32_t>* const expected_;
   std::unique_ptr<Counter[]> next_;     // of each step and queue
   std::unique_ptr<Counter[]> arrived_;  // threads of each node
 };

@@ -16,13 +16,26 @@ void relax() {
 #endif
 }
 
+// How often the CPU is given up before a millisecond is over, more or less.
+constexpr int kYields = 1000;
+
+void wait_step(int step) {
+  if (step < kSpins) relax();
+  else sched_yield();
+}
+
 }  // namespace
 
 void await(const Event& event, uint32_t count) {
-  for (int spins = 0; event.load(std::memory_order_acquire) < count; ++spins) {
-    if (spins < kSpins) relax();
-    else sched_yield();
+  for (int step = 0; event.load(std::memory_order_acquire) < count; step += step < kSpins) wait_step(step);
+}
+
+bool await_for_a_while(const Event& event, uint32_t count) {
+  for (int step = 0; step < kSpins + kYields; ++step) {
+    if (event.load(std::memory_order_acquire) >= count) return true;
+    wait_step(step);
   }
+  return false;
 }
 
 }  // namespace ort_hina::runtime

@@ -19,5 +19,7 @@ using Event = std::atomic<uint32_t>;
 
 // Waits until `event` has been signalled `count` times. The signallers have been claimed by running threads, so this ends.
 void await(const Event& event, uint32_t count);
+// The same for about a millisecond; returns whether that was enough.
+bool await_for_a_while(const Event& event, uint32_t count);
 
 }  // namespace ort_hina::runtime

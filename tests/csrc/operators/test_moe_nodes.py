@@ -138,6 +138,15 @@ def test_nodes_without_threads_are_helped(make):
         assert_within(node.run(inputs, threads), expected(weights, inputs))
 
 
+def test_threads_that_came_to_the_last_call_only_are_not_waited_for_in_vain():
+    weights = make_weights(MoeSpec(5, 640, 200))
+    inputs = make_tokens(random_ids(9, 3, 5), 640)
+    node = NativeMoe(weights, numa=nodes_for(weights, lambda size: interleaved(size, 1024, 3), 3, [0, 1, 2]))
+    first = node.run(inputs, 6)
+    for threads in (1, 2, 6, 1):
+        np.testing.assert_array_equal(node.run(inputs, threads), first)
+
+
 def test_a_map_for_each_window():
     weights = make_weights(MoeSpec(2, 40, 24))
     with pytest.raises(ValueError, match="a map for each window"):

@@ -14,8 +14,8 @@ TWO = [[10, 20], [20, 10]]
 FAR = [[10, 30], [30, 10]]
 
 
-def claims(queues: list[list[list[int]]], distances=None, arrived=()) -> _native.NodeClaims:
-    made = _native.NodeClaims(queues, distances or TWO)
+def claims(queues: list[list[list[int]]], distances=None, arrived=(), expected=()) -> _native.NodeClaims:
+    made = _native.NodeClaims(queues, distances or TWO, list(expected))
     for node in arrived:
         made.arrive(node)
     return made
@@ -45,13 +45,25 @@ def test_a_node_with_threads_keeps_what_they_can_do_in_the_time_of_a_helper():
     assert take_all(claims([[[], list(range(10)), []]], TWO, [0, 1, 1, 1]), 0) == list(range(4))
 
 
-def test_a_node_with_as_much_to_do_is_helped_only_where_it_is_late_by_an_eighth():
+def test_a_node_with_as_much_to_do_is_helped_only_where_it_is_late_by_a_quarter():
     made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 1])
-    assert [item for item in take_all(made, 0) if item >= 100] == list(range(100, 135))
+    assert [item for item in take_all(made, 0) if item >= 100] == list(range(100, 130))
     made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 1])
-    for _ in range(35):
+    for _ in range(30):
         made.claim(0, 1)
     assert take_all(made, 0) == list(range(40))
+
+
+def test_threads_that_came_before_are_waited_for_but_not_for_ever():
+    made = claims([[list(range(8)), [100, 101], []], [[], [], []]], TWO, [0], expected=[1, 1])
+    assert take_all(made, 0) == list(range(8))
+    assert made.claim_abandoned(0) is None
+    assert [made.claim_abandoned(1) for _ in range(3)] == [100, 101, None]
+
+
+def test_what_a_node_with_threads_has_is_never_abandoned():
+    made = claims([[[1], [2], []], [[], [], []]], TWO, [0, 1])
+    assert made.claim_abandoned(1) is None
 
 
 def test_fewer_threads_for_as_much_is_behind_by_plan():
@@ -65,10 +77,12 @@ def test_fewer_threads_for_as_much_is_behind_by_plan():
 @given(
     sizes=st.lists(st.lists(st.integers(0, 30), min_size=4, max_size=4), min_size=1, max_size=4),
     threads=st.lists(st.none() | st.integers(0, 2), min_size=1, max_size=8),
+    expected=st.lists(st.integers(0, 3), max_size=3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_everything_is_done_once_by_threads_that_go_step_by_step(sizes, threads, seed):
-    """Whichever thread moves next: all items of a step are claimed when all threads have gone on from it."""
+def test_everything_is_done_once_by_threads_that_go_step_by_step(sizes, threads, expected, seed):
+    """Whichever thread moves next: all items of a step are claimed when all threads have gone on from it, but for those of
+    nodes whose threads did not come."""
     number, queues = 0, []
     for step in sizes:
         queues.append([])
@@ -76,7 +90,7 @@ def test_everything_is_done_once_by_threads_that_go_step_by_step(sizes, threads,
             queues[-1].append(list(range(number, number + size)))
             number += size
     distances = [[10 if a == b else 20 for b in range(3)] for a in range(3)]
-    made = claims(queues, distances, threads)
+    made = claims(queues, distances, threads, expected)
     rng, at, done = random.Random(seed), [0] * len(threads), []
     while any(step < len(sizes) for step in at):
         thread = rng.choice([t for t, step in enumerate(at) if step < len(sizes)])
@@ -85,6 +99,8 @@ def test_everything_is_done_once_by_threads_that_go_step_by_step(sizes, threads,
             at[thread] += 1
         else:
             done.append(item)
+    while (item := made.claim_abandoned(len(sizes))) is not None:
+        done.append(item)
     assert sorted(done) == list(range(number))
 
 
