@@ -23,18 +23,27 @@ SPECS = {
 }
 
 
+# Of a case: each has a block of the counter.
+MOST_RUNS = 100
+
+
 @dataclass(frozen=True)
 class Result:
     """What a case gave.
 
     Attributes:
         answer: of its function in the guest, with ``stderr`` and, where its process did not end well, ``failed``.
-        counts: what the counter saw; None if nothing was counted.
+        runs: what the counter saw of each run; empty if nothing was counted.
     """
 
     answer: dict[str, Any]
-    counts: Counts | None
+    runs: list[Counts]
     blocks: dict[int, Counts]
+
+    @property
+    def counts(self) -> Counts:
+        """Of all runs."""
+        return Counts(sum(run.load for run in self.runs), sum(run.store for run in self.runs))
 
     def __getitem__(self, key: str) -> Any:
         assert "failed" not in self.answer, f"it ended with {self.answer['failed']}:\n{self.answer['stderr']}"
@@ -64,10 +73,13 @@ class Lab:
         cases = [case for case in self._cases if case.machine == machine]
         assert len({case.name for case in cases}) == len(cases), "two cases of a machine have one name"
         # The counter's own case uses the blocks from 1 on.
-        blocks = {case.name: 1001 + i for i, case in enumerate(cases)}
+        blocks = {case.name: 1001 + MOST_RUNS * i for i, case in enumerate(cases)}
         jobs = [{"name": case.name, "kind": case.kind, "arguments": self._arguments(case, blocks)} for case in cases]
         answers, counts = numa_lab.boot(machine, jobs)
-        return {name: Result(answer, counts.get(blocks[name]), counts) for name, answer in answers.items()}
+        numbers = {name: range(first, first + MOST_RUNS) for name, first in blocks.items()}
+        return {
+            name: Result(answer, [counts[n] for n in numbers[name] if n in counts], counts) for name, answer in answers.items()
+        }
 
     def _arguments(self, case: Case, blocks: dict[str, int]) -> dict[str, Any]:
         """With folders in the place of models' names."""

@@ -82,21 +82,23 @@ def counts_of(machine: Machine, load: list[list[int]]) -> Counts:
 
 def test_the_remote_share():
     local = counts_of(TWO, [[4, 0], [4, 0], [0, 4], [0, 4]])
-    assert remote_share(local, TWO) == 0
-    assert remote_share(counts_of(TWO, [[4, 4], [4, 4], [4, 4], [4, 4]]), TWO) == 0.5
+    assert remote_share([local], TWO) == 0
+    disturbed = counts_of(TWO, [[4, 4], [4, 4], [4, 4], [4, 4]])
+    assert remote_share([local, disturbed, local], TWO) == 0
+    assert remote_share([counts_of(TWO, [[4, 4], [4, 4], [4, 4], [4, 4]])], TWO) == 0.5
     # CPU 2 has no thread, so node 1 is read by CPU 3 alone.
-    assert remote_share(counts_of(TWO, [[4, 1], [4, 0], [9, 0], [0, 7]]), TWO, [0, 1, 3]) == 1 / 16
+    assert remote_share([counts_of(TWO, [[4, 1], [4, 0], [9, 0], [0, 7]])], TWO, [0, 1, 3]) == 1 / 16
 
 
 def test_what_nothing_can_be_done_about_is_left_out():
     """CPU 3's node has no memory; node 3 has no CPUs."""
-    assert remote_share(counts_of(ODD, [[5, 0, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]]), ODD) == 0
-    assert remote_share(counts_of(ODD, [[5, 5, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]]), ODD) == 0.25
+    assert remote_share([counts_of(ODD, [[5, 0, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]])], ODD) == 0
+    assert remote_share([counts_of(ODD, [[5, 5, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]])], ODD) == 0.25
 
 
 def test_nothing_read_is_no_success():
     with pytest.raises(AssertionError, match="nothing was read"):
-        remote_share(counts_of(TWO, [[0, 0]] * 4), TWO)
+        remote_share([counts_of(TWO, [[0, 0]] * 4)], TWO)
 
 
 def test_a_machine_in_options():

@@ -7,7 +7,7 @@ from support.numa_checks import MOST_REMOTE, assert_right, chosen_bytes, describ
 from support.numa_lab import FOUR, TWO, Case
 
 pytestmark = pytest.mark.numa_lab
-RUNS = 5
+RUNS = 7
 
 TMPFS = {"folder": "/dev/shm"}
 # The page cache of ext4 follows no policy exactly: the pages are placed again.
@@ -45,7 +45,7 @@ def test_results_are_right_and_equal(case: Case, lab, numa_model):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_threads_read_their_own_node(case: Case, lab, numa_model):
     result = lab.run(case)
-    share = remote_share(result.counts, case.machine)
+    share = remote_share(result.runs, case.machine)
     lab.measured.append(describe(case, result.counts, result["pages"], share))
     assert all(result["pages"].get(str(node), 0) for node in case.machine.nodes), "the windows do not lie on all nodes"
     assert result.counts.load.sum() >= RUNS * chosen_bytes(numa_model(case.arguments["model"]))

@@ -37,7 +37,7 @@ def test_off_gives_the_bits_of_one_node(case: Case, lab, numa_model):
 def test_bind_places_rows(case: Case, lab, numa_model):
     """N05."""
     result = lab.run(case)
-    share = remote_share(result.counts, case.machine)
+    share = remote_share(result.runs, case.machine)
     lab.measured.append(describe(case, result.counts, result["pages"], share))
     assert_right(result["y"], numa_model(case.arguments["model"]))
     assert result["equal"]

@@ -29,7 +29,7 @@ def warnings(stderr: str) -> list[str]:
 def test_a_model_on_one_node_is_warned_of_once(case: Case, lab, numa_model):
     result = lab.run(case)
     assert list(result["pages"]) == ["0"], "the windows should lie on node 0"
-    lab.measured.append(describe(case, result.counts, result["pages"], remote_share(result.counts, case.machine)))
+    lab.measured.append(describe(case, result.counts, result["pages"], remote_share(result.runs, case.machine)))
     assert_right(result["y"], numa_model(case.arguments["model"]))
     assert result["equal"]
     (warning,) = warnings(result["stderr"])
@@ -39,7 +39,7 @@ def test_a_model_on_one_node_is_warned_of_once(case: Case, lab, numa_model):
 @pytest.mark.parametrize("case", PLACED_AGAIN, ids=str)
 def test_interleave_places_it_again(case: Case, lab, numa_model):
     result = lab.run(case)
-    share = remote_share(result.counts, case.machine)
+    share = remote_share(result.runs, case.machine)
     lab.measured.append(describe(case, result.counts, result["pages"], share))
     assert_right(result["y"], numa_model(case.arguments["model"]))
     assert result["equal"]

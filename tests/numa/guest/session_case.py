@@ -37,7 +37,7 @@ def run(
 
     Args:
         model: the folder that tests/support/numa_models.py made.
-        block: the number of the counter's block for this case.
+        block: the number of the counter's block for the first run; the others have the numbers after it.
         storage: of the windows. "external": in a data file; "inline": in the model; "shared": in memory of ours of which one
             half consists of huge pages and the other of small ones.
         folder: where the data file is copied to.
@@ -72,8 +72,8 @@ def run(
     present = sum(int((memory.page_nodes(*window) >= 0).sum()) for window in ranges)
     outputs, seconds = [], []
     session.run(None, feeds)  # maps what is not mapped yet
-    with counter.counting(block, ranges):
-        for _ in range(runs):
+    for number in range(runs):
+        with counter.counting(block + number, ranges):
             begin = time.monotonic()
             outputs.append(session.run(None, feeds)[0])
             seconds.append(round(time.monotonic() - begin, 3))
