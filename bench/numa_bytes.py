@@ -169,8 +169,8 @@ def _tiles(items: list[dict], sizes: np.ndarray) -> np.ndarray:
 
 @cache
 def flat(matrix: Matrix, pages: Pages, cores: int) -> Items:
-    """Equal shares of the rows for all threads, `cores` of them on each node. Neighbours are on different nodes, as where the
-    next share goes to whoever is free."""
+    """Equal shares of the rows for all threads, `cores` of them on each node. Neighbours are on different nodes, as where
+    the next share goes to whoever is free."""
     threads = pages.nodes * cores
     edges = matrix.range(np.arange(threads + 1) * matrix.rows // threads, 0)
     return Items(np.arange(threads) % pages.nodes, node_bytes(matrix, pages).between(edges[:-1], edges[1:]))

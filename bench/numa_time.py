@@ -22,8 +22,8 @@ class Machine:
     peak: float
 
 
-# Table 2 and section 8.5 of the HiNa-MoE paper. It has neither cores nor peak of the 9462: cores and 2.7 GHz are those of the
-# data sheet, with 1024 operations a cycle.
+# Table 2 and section 8.5 of the HiNa-MoE paper. It has neither cores nor peak of the 9462: cores and 2.7 GHz are those of
+# the data sheet, with 1024 operations a cycle.
 MACHINES = {
     machine.name: machine
     for machine in (
