@@ -15,8 +15,8 @@ ELEMENT = 2  # bytes of a bfloat16
 LAYOUTS = ("nk", "kn")
 # As csrc/operators/moe_nodes.cc cuts for bfloat16 kernels.
 COLUMN_STEP = {"nk": 32, "kn": 8}
-# As csrc/operators/moe_nodes.cc limits partial sums: to this share of the weights, and tokens.
-SUMS_SHARE, MOST_TOKENS = 8, 256
+# As csrc/operators/moe_nodes.cc limits partial sums: to this share of the weights, and tokens. So few tokens have them anyway.
+SUMS_SHARE, MOST_TOKENS, FEW_ANYWAY = 8, 256, 16
 # As the AMX kernels cut where nothing is cut by nodes: blocks of so many outputs, wider ones of [K,N] up to so many tokens.
 OUTPUT_STEP, FEW_TOKENS = 32, 32
 
@@ -136,12 +136,13 @@ def node_bytes(matrix: Matrix, pages: Pages) -> NodeBytes:
 
 
 @cache
-def partition(matrix: Matrix, pages: Pages) -> Partition:
+def partition(matrix: Matrix, pages: Pages, threads: int) -> Partition:
     """As the operator cuts it (csrc/plan/node_partition.h), and what each item truly reads."""
     runs = pages.runs(matrix.begin + matrix.rows * matrix.row_bytes)
     plan = _native.node_partition(
-        runs, matrix.begin, matrix.rows, matrix.columns, ELEMENT, None, matrix.layout == "kn", COLUMN_STEP[matrix.layout]
-    )
+        runs, matrix.begin, matrix.rows, matrix.columns, ELEMENT, None, matrix.layout == "kn", COLUMN_STEP[matrix.layout],
+        threads,
+    )  # fmt: skip
     begins, ends, numbers = [], [], []
     for number, item in enumerate(plan["items"]):
         for piece in item["pieces"]:
@@ -177,10 +178,10 @@ def flat(matrix: Matrix, pages: Pages, cores: int) -> Items:
 
 
 @cache
-def queued(matrix: Matrix, pages: Pages, blocks: tuple[tuple[int, int], ...]) -> Items:
+def queued(matrix: Matrix, pages: Pages, blocks: tuple[tuple[int, int], ...], threads: int) -> Items:
     """Blocks of outputs (begin, count), whole, each read by the node that has most of the tile in its middle; nodes that
     have had an equal share leave the rest to others."""
-    plan, of = partition(matrix, pages), node_bytes(matrix, pages)
+    plan, of = partition(matrix, pages, threads), node_bytes(matrix, pages)
     wanted, read = [], []
     for begin, count in blocks:
         middle = begin + count // 2
@@ -242,13 +243,19 @@ class Layer:
             for begin, side in zip(begins, sides, strict=True)
         )
 
+    @property
+    def threads(self) -> int:
+        return self.pages.nodes * self.cores
+
     def serves(self, m: int) -> bool:
         """Whether so many tokens are few enough for partial sums (MoeNodes::serves)."""
 
         def few(matrices: list[Matrix]) -> bool:
-            parts = max(partition(matrix, self.pages).parts for matrix in matrices)
+            parts = max(partition(matrix, self.pages, self.threads).parts for matrix in matrices)
             return parts * m * 4 * SUMS_SHARE <= matrices[0].inputs * ELEMENT
 
+        if m <= FEW_ANYWAY:
+            return True
         return m <= MOST_TOKENS and all(few([gate, up]) and few([down]) for gate, up, down in self.experts())
 
     def flat(self) -> tuple[Step, Step]:
@@ -258,16 +265,15 @@ class Layer:
     def ours(self, m: int) -> tuple[Step, Step]:
         """gate and up, then down, for m tokens of each expert."""
         if self.serves(m):
-            return self._steps(lambda matrix, _: partition(matrix, self.pages).items, sums=True)
+            return self._steps(lambda matrix, _: partition(matrix, self.pages, self.threads).items, sums=True)
         blocks = self._blocks(m)
-        return self._steps(lambda matrix, step: queued(matrix, self.pages, blocks[step]), sums=False)
+        return self._steps(lambda matrix, step: queued(matrix, self.pages, blocks[step], self.threads), sums=False)
 
     def _blocks(self, m: int) -> dict[str, tuple[tuple[int, int], ...]]:
         """Of one expert, where outputs are cut without regard to nodes (csrc/plan/work.h)."""
         form = {"cut_k": False, "n_step": OUTPUT_STEP, "k_chunk": 0, "wide": self.layout == "kn" and m <= FEW_TOKENS}
         rows, s = [min(m, MOST_TOKENS)] * self.shape.k, self.shape
-        threads = self.pages.nodes * self.cores
-        items = _native.plan_work(rows, form, form, sum(rows), s.hidden, s.intermediate, True, threads)
+        items = _native.plan_work(rows, form, form, sum(rows), s.hidden, s.intermediate, True, self.threads)
         return {
             step: tuple((i["begin"], i["count"]) for i in items if i["step"] == step and i["expert"] == 0)
             for step in ("gate_up", "down")
@@ -281,5 +287,5 @@ class Layer:
 
     def _step(self, name: str, matrices: list[Matrix], cut, sums: bool) -> Step:
         items = Items.joined([cut(matrix, name) for matrix in matrices])
-        of_sums = sum(partition(matrix, self.pages).parts * matrix.outputs * 4 for matrix in matrices) if sums else 0
+        of_sums = sum(partition(matrix, self.pages, self.threads).parts * matrix.outputs * 4 for matrix in matrices) if sums else 0
         return Step(items.traffic(), items.balance(self.cores), of_sums)

@@ -97,10 +97,12 @@ void NodePartition::choose_tiles(const PageMap& map, const StoredMatrix& matrix,
   const Interleaving interleaving = interleaving_of(map, matrix.begin, end);
   const uint64_t nodes = interleaving.nodes, recur = period_rows(interleaving, matrix.row_stride);
   recur_ = u32(std::min<uint64_t>(recur, rows_));
+  // A tile lies on all nodes where granules are small against it, else on one.
+  const uint64_t tile_bytes = item_bytes * (interleaving.granule < item_bytes ? nodes : 1);
   const uint64_t row_bytes = matrix.row_bytes();
   if (!rows_are_inputs_) {
     const uint64_t periods = std::min(kPieceRows, kTileBytes / (recur * row_bytes)), block = periods ? recur * periods : 1;
-    const uint64_t wanted = round_up(ceil_div(item_bytes * nodes, row_bytes), block);
+    const uint64_t wanted = round_up(ceil_div(tile_bytes, row_bytes), block);
     tile_rows_ = u32(std::min<uint64_t>(rows_, wanted));
     tile_columns_ = columns_;
     return;
@@ -109,7 +111,7 @@ void NodePartition::choose_tiles(const PageMap& map, const StoredMatrix& matrix,
   const uint64_t bands = std::max<uint64_t>(1, parts / nodes);
   tile_rows_ = u32(std::min<uint64_t>(rows_, round_up(ceil_div(rows_, bands), std::min<uint64_t>(recur, 64))));
   bands_ = u32(ceil_div(rows_, tile_rows_));
-  const uint64_t columns = round_up(ceil_div(item_bytes * nodes, uint64_t{tile_rows_} * matrix.element), kColumnBytes / matrix.element);
+  const uint64_t columns = round_up(ceil_div(tile_bytes, uint64_t{tile_rows_} * matrix.element), kColumnBytes / matrix.element);
   tile_columns_ = u32(std::min<uint64_t>(columns_, columns));
   across_ = u32(ceil_div(columns_, tile_columns_));
 }

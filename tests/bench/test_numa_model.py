@@ -31,6 +31,7 @@ from bench.numa_time import MACHINES, Machine, layer_seconds, step_seconds
 from ort_hina import _native
 from ort_hina.benchmark.shapes import SHAPES, MoeShape
 
+THREADS = 64
 SHAPE = MoeShape("s", 512, 768, 8, 2)
 
 
@@ -50,7 +51,7 @@ def test_bytes_between_two_others():
 @pytest.mark.parametrize("begin", [0, 1234])
 def test_the_partition_reads_all_weights_once_and_nearly_all_from_the_own_node(layout, nodes, granule, begin):
     matrix, pages = Matrix(begin, 3000, 1536, layout), Pages(nodes, granule)
-    traffic = partition(matrix, pages).items.traffic()
+    traffic = partition(matrix, pages, THREADS).items.traffic()
     node = node_of_bytes(pages.runs(begin + 3000 * 1536 * 2))[begin : begin + 3000 * 1536 * 2]
     assert traffic.sum(0).tolist() == np.bincount(node, minlength=nodes).tolist()
     assert 1 - np.trace(traffic) / traffic.sum() <= 0.01
@@ -64,7 +65,7 @@ def test_what_each_item_reads_is_what_lies_under_its_pieces(layout):
         pages.runs(end), 1030, 70, 1000, ELEMENT, None, layout == "kn", COLUMN_STEP[layout]
     )
     node = node_of_bytes(pages.runs(end))[1030:end].reshape(70, 1000, ELEMENT)
-    items = partition(matrix, pages).items
+    items = partition(matrix, pages, THREADS).items
     for item, reader, read in zip(plan["items"], items.reader, items.bytes, strict=True):
         of_item = node[item["row"] :, item["column"] :]
         counts = sum(
@@ -105,8 +106,8 @@ def test_nodes_that_have_had_their_share_are_helped():
 def test_blocks_of_outputs_are_read_once(layout):
     matrix, pages = Matrix(100, 512, 768, layout), Pages(2, 4096)
     blocks = tuple((begin, 64) for begin in range(0, matrix.outputs, 64))
-    items = queued(matrix, pages, blocks)
-    assert items.bytes.sum(0).tolist() == partition(matrix, pages).items.bytes.sum(0).tolist()
+    items = queued(matrix, pages, blocks, THREADS)
+    assert items.bytes.sum(0).tolist() == partition(matrix, pages, THREADS).items.bytes.sum(0).tolist()
     assert (items.bytes.sum(1) == 64 * matrix.inputs * ELEMENT).all()
 
 
@@ -115,8 +116,8 @@ def test_blocks_of_rows_go_to_the_node_that_has_the_tile_in_their_middle(monkeyp
     tiles = np.array([[row, 256, 0, 2048, row // 512 % 2] for row in range(0, 2048, 256)])
     plan = Partition(Items(np.zeros(0, int), np.zeros((0, 2), int)), 1, tiles)
     assert [plan.node_at(row, 5) for row in (511, 512, 1024)] == [0, 1, 0]
-    monkeypatch.setattr(numa_bytes, "partition", lambda matrix, pages: plan)
-    traffic = queued(matrix, pages, tuple((begin, 64) for begin in range(0, 2048, 64))).traffic()
+    monkeypatch.setattr(numa_bytes, "partition", lambda matrix, pages, threads: plan)
+    traffic = queued(matrix, pages, tuple((begin, 64) for begin in range(0, 2048, 64)), THREADS).traffic()
     assert traffic.tolist() == [[1024 * 4096, 0], [0, 1024 * 4096]]
 
 
@@ -124,10 +125,10 @@ def test_blocks_of_rows_go_to_the_node_that_has_the_tile_in_their_middle(monkeyp
 def test_the_partition_serves_as_many_tokens_as_partial_sums_allow(layout):
     layer = Layer(SHAPE, layout, Pages(2, 4096), 4, 0)
     parts = [
-        max(partition(matrix, layer.pages).parts for expert in layer.experts() for matrix in matrices(expert))
+        max(partition(matrix, layer.pages, layer.threads).parts for expert in layer.experts() for matrix in matrices(expert))
         for matrices in (lambda e: e[:2], lambda e: e[2:])
     ]
-    most = min(SHAPE.hidden // parts[0], SHAPE.intermediate // parts[1]) * 2 // (4 * 8)
+    most = max(numa_bytes.FEW_ANYWAY, min(SHAPE.hidden // parts[0], SHAPE.intermediate // parts[1]) * 2 // (4 * 8))
     assert layer.serves(most) and not layer.serves(most + 1)
 
 
@@ -142,7 +143,7 @@ def test_both_partitions_read_all_chosen_experts(layout, m):
         assert gate_up + down == SHAPE.k * SHAPE.expert_bytes("bfloat16")
     # gate and up, then down; 4 bytes of each part of each output of each expert
     if m == 1:
-        parts = [partition(layer.experts()[0][place], layer.pages).parts for place in (0, 2)]
+        parts = [partition(layer.experts()[0][place], layer.pages, layer.threads).parts for place in (0, 2)]
         outputs = 2 * SHAPE.k * SHAPE.intermediate, SHAPE.k * SHAPE.hidden
         assert [step.sums for step in layer.ours(1)] == [4 * p * n for p, n in zip(parts, outputs, strict=True)]
 
