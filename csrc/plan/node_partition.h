@@ -48,7 +48,7 @@ class NodePartition {
   uint32_t most_rows() const { return most_rows_; }
   uint32_t most_columns() const { return most_columns_; }
   uint64_t most_listed_bytes() const { return most_listed_bytes_; }
-  // Where most of the tile lies that holds this row and column.
+  // Where most of the tile lies that holds this row and column; kUnknownNode where no node has clearly most of it.
   Node node_at(uint32_t row, uint32_t column) const;
   bool rows_are_inputs() const { return rows_are_inputs_; }
   uint32_t rows() const { return rows_; }

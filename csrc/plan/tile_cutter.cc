@@ -12,6 +12,8 @@ constexpr uint64_t kFragmentBytes = 64;
 constexpr uint64_t kProgression = 4;
 constexpr uint64_t kLongBytes = 16 << 10;
 constexpr uint64_t kListedBytes = 128 << 10;
+// A node with less of a tile has not much more of it than others.
+constexpr uint64_t kMostPercent = 60;
 // Placement that repeats has few kinds of tiles; without a limit those of irregular placement would fill memory for nothing.
 constexpr size_t kMostTiles = 4096;
 
@@ -145,16 +147,18 @@ void TileCutter::rank_in_row(size_t from) {
 void TileCutter::rank_in_tile() { set_ranks(0); }
 
 void TileCutter::add_items() {
-  uint64_t most = 0;
+  uint64_t most = 0, all = 0;
   for (size_t begin = 0, end; begin < segments_.size(); begin = end) {
     uint64_t columns = 0;
     for (end = begin; end < segments_.size() && segments_[end].node == segments_[begin].node; ++end)
       columns += segments_[end].end - segments_[end].begin;
     const Node node = segments_[begin].node;
     if (columns > most) most = columns, tile_.most = node;
+    all += columns;
     add_pieces(begin, end);
     tile_.items.push_back({pool_->intern(pieces_, listed_), node});
   }
+  if (most * 100 < all * kMostPercent) tile_.most = kUnknownNode;
 }
 
 void TileCutter::add_pieces(size_t begin, size_t end) {

@@ -27,7 +27,7 @@ struct TileItem {
 
 struct CutTile {
   std::vector<TileItem> items;  // nodes ascending
-  Node most = kUnknownNode;     // the node with most of it
+  Node most = kUnknownNode;     // the node with most of it, if that is clearly more than others have
   uint32_t ranks = 1;           // partial sums of the tile (rows are inputs), or of a row
   // The most that a piece has.
   uint32_t most_rows = 0, most_columns = 0;

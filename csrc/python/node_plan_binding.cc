@@ -64,6 +64,7 @@ py::dict node_partition(const Runs& runs, uint64_t begin, uint32_t rows, uint32_
     d["column"] = tile.begin;
     d["columns"] = tile.columns;
     d["part"] = tile.part;
+    d["most"] = node_or_none(partition.node_at(tile.row, tile.begin));
     d["pieces"] = pieces;
     items.append(d);
   }
