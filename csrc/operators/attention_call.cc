@@ -26,6 +26,14 @@ kernels::AttentionState empty_state(float* floats, size_t rows, size_t value_siz
   return {floats, floats + rows, floats + 2 * rows, ld};
 }
 
+runtime::NodeQueues& kept_queues() {
+  thread_local runtime::NodeQueues queues;
+  return queues;
+}
+
+// Caches are up to date before units attend.
+enum Step : size_t { kUpdate, kAttend, kSteps };
+
 }  // namespace
 
 // What a thread needs beside the others.
@@ -39,8 +47,8 @@ struct AttentionCall::Scratch {
         head(call.in_.keys.size),
         visible(rows),
         bias(rows),
-        parts(plan::kAttentionParts),
-        terms(plan::kAttentionParts) {}
+        parts(call.plan_.most_parts),
+        terms(call.plan_.most_parts) {}
 
   TokenHeads query_heads, key_heads;
   std::vector<float> queries;
@@ -54,15 +62,16 @@ struct AttentionCall::Scratch {
 
 AttentionCall::~AttentionCall() = default;
 
-AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops)
-    : in_(in), rule_(rule), ops_(ops) {
+AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops,
+                             const KeyPlacement* placement)
+    : in_(in), rule_(rule), ops_(ops), placement_(placement), queues_(kept_queues()) {
   read_sequences();
   problem_.queries = in.queries;
   problem_.kv_heads = rule.kv_heads;
   problem_.group = rule.group();
   problem_.causal = rule.causal;
   problem_.window = rule.window;
-  plan_ = plan::plan_attention(problem_);
+  plan_ = plan::plan_attention(problem_, placement ? placement->heads : nullptr);
   old_apart_ = plan_.blocks == in.batch * rule.kv_heads;
   cache_ = std::make_unique<CacheUpdate>(in, rule.kv_heads, problem_.batch, old_apart_ ? &plan_.units : nullptr, ops);
   updated_.reset(new runtime::Event[in.batch]());
@@ -107,13 +116,35 @@ void AttentionCall::run(const runtime::Pool& pool) {
   if (items == 0) return;
   const size_t threads = std::max<size_t>(1, std::min(pool.threads, items));
   for (size_t i = 0; i < threads; ++i) scratch_.push_back(std::make_unique<Scratch>(*this, plan_.most_rows));
+  if (placement_) queue_items();
   pool.parallel_for(
-      pool.context, threads,
-      [](void* data, size_t i) {
-        AttentionCall* const call = static_cast<AttentionCall*>(data);
-        call->work(*call->scratch_[i]);
-      },
-      this);
+      pool.context, threads, [](void* call, size_t i) { static_cast<AttentionCall*>(call)->participate(i); }, this);
+}
+
+void AttentionCall::queue_items() {
+  queues_.begin(kSteps, placement_->threads->nodes);
+  for (uint32_t i = 0; i < cache_->items().size(); ++i) queues_.add(kUpdate, plan::kUnknownNode, i);
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) queues_.add(kAttend, plan_.units[i].node, i);
+  claims_ = std::make_unique<runtime::NodeClaims>(queues_, *placement_->threads);
+}
+
+void AttentionCall::participate(size_t participant) {
+  const TileScope tiles(ops_.isa);
+  Scratch& scratch = *scratch_[participant];
+  if (claims_) work_by_nodes(placement_->threads->current(participant), scratch);
+  else work_in_order(scratch);
+}
+
+void AttentionCall::work_by_nodes(plan::Node node, Scratch& scratch) {
+  claims_->arrive(node);
+  for (uint32_t item; (item = claims_->claim(kUpdate, node)) != runtime::kNoItem;) update_caches(item, scratch);
+  for (uint32_t unit; (unit = claims_->claim(kAttend, node)) != runtime::kNoItem;) attend(plan_.units[unit], nullptr, scratch);
+}
+
+void AttentionCall::update_caches(size_t item, Scratch& scratch) {
+  const CacheItem& update = cache_->items()[item];
+  cache_->run(update, scratch.key_heads, scratch.head.data());
+  if (update.awaited) updated_[update.batch].fetch_add(1, std::memory_order_release);
 }
 
 // Cache items one by one. Units in runs, since what the next one reads is fetched while the present one ends; the runs get
@@ -130,14 +161,11 @@ AttentionCall::Claim AttentionCall::claim() {
   return {begin, end};
 }
 
-void AttentionCall::work(Scratch& scratch) {
-  const TileScope tiles(ops_.isa);
+void AttentionCall::work_in_order(Scratch& scratch) {
   const size_t caches = cache_->items().size();
   for (Claim own = claim(); own.begin < own.end; own = claim()) {
     if (own.begin < caches) {
-      const CacheItem& update = cache_->items()[own.begin];
-      cache_->run(update, scratch.key_heads, scratch.head.data());
-      if (update.awaited) updated_[update.batch].fetch_add(1, std::memory_order_release);
+      update_caches(own.begin, scratch);
       continue;
     }
     const plan::AttentionUnit* const units = plan_.units.data() - caches;
@@ -236,11 +264,26 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const plan::Attent
     ops_.attend(args);
   };
   const size_t old = old_apart_ ? problem_.batch[unit.batch].past : 0;
-  // Keys that the mask hides are not read at all: what lies there may be anything.
-  for_each_run_in(runs_[unit.batch], unit.keys, [&](const kernels::KeyRange& keys) {
+  const auto sum_run = [&](const kernels::KeyRange& keys) {
     sum_range(keys.begin, std::min(keys.end, old), caches.old_keys, caches.old_values);
     sum_range(std::max(keys.begin, old), keys.end, caches.keys, caches.values);
+  };
+  // Keys that the mask hides are not read at all: what lies there may be anything.
+  const std::vector<kernels::KeyRange>& unhidden = runs_[unit.batch];
+  if (unit.node == plan::kUnknownNode) return for_each_run_in(unhidden, unit.keys, sum_run);
+  // Runs may be short: while one is computed with, the next is fetched.
+  kernels::KeyRange last = {0, 0};
+  const plan::KeyNodes& nodes = (*placement_->heads)[unit.batch * rule_.kv_heads + unit.head];
+  for_each_run_in(nodes.nodes()[unit.node].runs, unit.keys, [&](const kernels::KeyRange& on_node) {
+    for_each_run_in(unhidden, on_node, [&](const kernels::KeyRange& keys) {
+      args.next_keys = caches.keys + keys.begin * in_.keys.size * size_of(in_.type);
+      args.next_count = keys.end - keys.begin;
+      sum_run(last);
+      last = keys;
+    });
   });
+  args.next_keys = nullptr;
+  sum_run(last);
 }
 
 void AttentionCall::attend(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, Scratch& scratch) {
