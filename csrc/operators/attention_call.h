@@ -34,7 +34,9 @@ class AttentionCall {
   };
 
   Claim claim();
+  size_t share_of(size_t items, size_t threads) const;
   void queue_items();
+  void queue_units();
   void participate(size_t participant);
   void work_in_order(Scratch& scratch);
   void work_by_nodes(plan::Node node, Scratch& scratch);
@@ -43,6 +45,10 @@ class AttentionCall {
   HeadCaches caches_of(const plan::AttentionUnit& unit) const;
   void sum_keys(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, const kernels::AttentionState& state,
                 Scratch& scratch) const;
+  void sum_keys_of_node(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, kernels::AttendArgs args,
+                        Scratch& scratch) const;
+  const plan::KeyNodes::Keys& keys_of_node(const plan::AttentionUnit& unit) const;
+  void fetch_next(const plan::AttentionUnit& next, kernels::AttendArgs* args) const;
   void pack_queries(const plan::AttentionUnit& unit, Scratch& scratch) const;
   void set_ranges(const plan::AttentionUnit& unit, Scratch& scratch) const;
   kernels::AttentionState state_of(const plan::AttentionUnit& unit, Scratch& scratch);
@@ -66,6 +72,8 @@ class AttentionCall {
   std::unique_ptr<CacheUpdate> cache_;
   runtime::NodeQueues& queues_;                   // kept by the thread that runs the call
   std::unique_ptr<runtime::NodeClaims> claims_;   // null: in the order of their numbers
+  std::vector<uint32_t> unit_order_;              // of units, by node
+  std::vector<Claim> shares_;                     // of that order: what is claimed together
   std::unique_ptr<runtime::Event[]> updated_;    // items of each sequence's caches
   std::unique_ptr<std::atomic<uint32_t>[]> done_;  // parts of each block
   std::vector<size_t> partial_begin_;            // of each unit's rows among the partial ones

@@ -57,6 +57,10 @@ size_t KeyNodes::Keys::at(size_t index) const {
   return runs[i].begin + index - before[i];
 }
 
+kernels::KeyRange KeyNodes::Keys::run_from(size_t key) const {
+  return {key, std::partition_point(runs.begin(), runs.end(), [&](const kernels::KeyRange& r) { return r.end <= key; })->end};
+}
+
 void KeyNodes::extend(const StoredRows& keys, const StoredRows& values) {
   const size_t told = std::min(rows_told(keys), rows_told(values));
   Votes votes;

@@ -27,6 +27,8 @@ class KeyNodes {
 
     // How many there are before key `end`.
     size_t count(size_t end) const;
+    // The rest of the run that holds this key.
+    kernels::KeyRange run_from(size_t key) const;
     // The key before which there are `index` of this node's; index < count(SIZE_MAX).
     size_t at(size_t index) const;
   };

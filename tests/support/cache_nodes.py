@@ -62,13 +62,13 @@ class CachesInPlace:
         return decoded(case, node.run(case.kind, sizes_of(case), self.tensors, threads, True, types_of(case)))
 
     def cuts(self) -> int:
-        """The most stretches of keys on one node that a head has; and where new keys begin, there is one more cut."""
+        """The most stretches of keys on one node that a head has."""
         stretches = [
             1 + np.count_nonzero(np.diff(self.node_of_keys(b, head)))
             for b in range(len(self.case.query))
             for head in range(self.case.kv_heads)
         ]
-        return max(stretches) + 1
+        return max(stretches)
 
     def node_of_keys(self, batch: int, head: int) -> np.ndarray:
         """[keys of the sequence], as a call knows them that asked about all rows of the past."""
