@@ -71,7 +71,6 @@ bool CachePlacement::ask(const AttentionInputs& in, size_t kv_heads) {
     for (size_t head = b * kv_heads; head < (b + 1) * kv_heads; ++head) {
       Head& own = heads_[head];
       const size_t rows = sequence_of(in, b).past;
-      if (own.keys.bytes() >= rows * key_bytes && own.values.bytes() >= rows * value_bytes) continue;
       if (!ask(in.keys, in.type, head, rows, &own.keys) || !ask(in.values, in.type, head, rows, &own.values)) return false;
       nodes_[head].extend({&own.keys, 0, key_bytes}, {&own.values, 0, value_bytes});
     }

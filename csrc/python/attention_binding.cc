@@ -105,7 +105,7 @@ class NativeAttention {
       : attention_(attention_attributes(attributes), isa_by_name(isa)), caches_(numa ? made_up_placement(*numa) : nullptr) {}
 
   py::tuple run(const std::string& type, const py::dict& sizes, const py::dict& tensors, size_t threads, bool in_place,
-                const py::dict& types) const {
+                const py::dict& types) {
     if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
     const Sizes s(sizes);
     operators::AttentionInputs in = {};
@@ -127,10 +127,23 @@ class NativeAttention {
     const runtime::Pool pool = {&threads, std_parallel_for, threads};
     {
       const operators::CachePlacement::Lease places = caches_ ? caches_->look(in, rule) : operators::CachePlacement::Lease();
+      if (caches_) places_ = places.placement() ? *places.placement()->heads : std::vector<plan::KeyNodes>();
       py::gil_scoped_release release;
       attention_.run(in, pool, places.placement());
     }
     return py::make_tuple(output, keys, values);
+  }
+
+  // Of the last call, for each head: runs of keys (begin, end, node), by node.
+  py::list places() const {
+    py::list heads;
+    for (const plan::KeyNodes& head : places_) {
+      py::list runs;
+      for (size_t node = 0; node < head.nodes().size(); ++node)
+        for (const kernels::KeyRange& run : head.nodes()[node].runs) runs.append(py::make_tuple(run.begin, run.end, node));
+      heads.append(runs);
+    }
+    return heads;
   }
 
  private:
@@ -193,6 +206,7 @@ class NativeAttention {
 
   operators::Attention attention_;
   std::unique_ptr<operators::CachePlacement> caches_;
+  std::vector<plan::KeyNodes> places_;
 };
 
 }  // namespace
@@ -203,6 +217,9 @@ void bind_attention(py::module_& m) {
            py::arg("isa") = "", py::arg("numa") = py::none(),
            "numa: a made-up machine: nodes, distances, threads (the node of each participant of a region), page_bytes, "
            "pages(first address, count), which gives the node of each page, and least_bytes of a call that is looked at.")
+      .def_property_readonly("places", &NativeAttention::places,
+                             "What the last call knew of its keys, for each head of each sequence: runs (begin, end, node), the "
+                             "last one of all without end. Empty: nothing.")
       .def("run", &NativeAttention::run, py::arg("type"), py::arg("sizes"), py::arg("tensors"), py::arg("threads") = 1,
            py::arg("in_place") = false, py::arg("types") = py::dict(),
            "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to "

@@ -25,9 +25,25 @@ def assert_attends(caches: CachesInPlace, isa: str, nodes: int, on, threads: int
     assert not caches.asked
     np.testing.assert_array_equal(before[0], run_native(caches.case, isa=isa, in_place=True)[0])
     answer = caches.run(node, threads)
+    assert_places(caches, node.places)
     assert_answers(caches.case, answer, isa=isa, in_place=True, cuts=caches.cuts())
     np.testing.assert_array_equal(caches.run(node, threads)[0], answer[0])
     return answer[0]
+
+
+def assert_places(caches: CachesInPlace, places: list) -> None:
+    """Each key is known to be on the node of its pages."""
+    case = caches.case
+    expected = [caches.node_of_keys(b, head) for b in range(len(case.query)) for head in range(case.kv_heads)]
+    if all((nodes < 0).all() for nodes in expected):
+        assert places == []
+        return
+    for nodes, runs in zip(expected, places, strict=True):
+        found = np.full(len(nodes), -1)
+        for begin, end, node in runs:
+            assert (found[begin:end] == -1).all()
+            found[begin:end] = node
+        np.testing.assert_array_equal(found, nodes)
 
 
 @st.composite
@@ -191,9 +207,12 @@ def test_a_new_text_is_asked_about_again():
 
 
 def test_nothing_is_asked_for_a_prompt_or_for_little():
-    growing = Growing(least_bytes=2 * 2 * 128 * 702)
+    growing = Growing()
     growing.call(700)
     assert growing.call(650, queries=33) == 0
+    assert growing.call(650, queries=32) > 0
+    growing = Growing(least_bytes=2 * 2 * 128 * 702)
+    growing.call(700)
     assert growing.call(700) == 0
     assert growing.call(701) > 0
     least = {"nodes": 2, "threads": [0], "page_bytes": 4096, "pages": growing.caches._answer}
