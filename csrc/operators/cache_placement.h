@@ -1,9 +1,9 @@
-// On which NUMA nodes the rows of a node's key and value caches lie, for caches that stay at one address: past and present are
-// one buffer, as in the previous call. Caches that grow move in every call, and asking about all of their pages each time would
+// On which memory nodes the rows of the key and value caches lie, where these stay at one address: past and present are one
+// buffer, as in the previous call. Caches that grow move in every call, and asking about all of their pages each time would
 // cost more than it saves.
 #pragma once
-#include <array>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "operators/attention.h"

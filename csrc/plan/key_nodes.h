@@ -14,7 +14,7 @@ constexpr size_t kKeysOfNode = 8;
 // Rows of one head in a cache.
 struct StoredRows {
   const PageMap* map;
-  uint64_t begin;      // of row 0, in the map's bytes
+  uint64_t begin;  // of row 0, in the map's bytes
   size_t row_bytes;
 };
 
@@ -33,8 +33,8 @@ class KeyNodes {
     size_t at(size_t index) const;
   };
 
-  // Looks at further keys, as far as both maps tell. A block of them goes to the node with most of its bytes, of two with as many
-  // to that of the first key; a block of unknown place goes where the one before it is, or else the one after it.
+  // Looks at further keys, as far as both maps tell. A block of them goes to the node with most of its bytes, of two with as
+  // many to that of the first key; a block of unknown place goes where the one before it is, or else the one after it.
   void extend(const StoredRows& keys, const StoredRows& values);
 
   // Nothing is known.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include "operators/attention.h"
@@ -115,6 +116,8 @@ class NativeAttention {
     const operators::AttentionRule& rule = attention_.rule();
     const size_t element = size_of(in.type), rows = s.batch * rule.kv_heads * in.keys.present_length;
     py::array_t<uint8_t> output(s.batch * s.queries * rule.heads * s.value * element);
+    // NaN of every type: new memory may hold what an earlier call answered.
+    std::fill_n(output.mutable_data(), output.size(), uint8_t{0xff});
     py::array_t<uint8_t> keys(in_place ? 0 : rows * s.key * element), values(in_place ? 0 : rows * s.value * element);
     if (in_place) {
       if (s.past < s.total) throw std::invalid_argument("in_place: expected a past of at least `total` rows");
@@ -218,8 +221,8 @@ void bind_attention(py::module_& m) {
            "numa: a made-up machine: nodes, distances, threads (the node of each participant of a region), page_bytes, "
            "pages(first address, count), which gives the node of each page, and least_bytes of a call that is looked at.")
       .def_property_readonly("places", &NativeAttention::places,
-                             "What the last call knew of its keys, for each head of each sequence: runs (begin, end, node), the "
-                             "last one of all without end. Empty: nothing.")
+                             "What the last call knew of its keys, for each head of each sequence: runs (begin, end, node), "
+                             "the last one of all without end. Empty: nothing.")
       .def("run", &NativeAttention::run, py::arg("type"), py::arg("sizes"), py::arg("tensors"), py::arg("threads") = 1,
            py::arg("in_place") = false, py::arg("types") = py::dict(),
            "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to "

@@ -138,8 +138,8 @@ void bind_plan(py::module_& m) {
   m.def("plan_attention", &plan_attention, py::arg("batch"), py::arg("queries"), py::arg("kv_heads"), py::arg("group"),
         py::arg("causal") = true, py::arg("window") = 0, py::arg("seen") = std::vector<std::pair<size_t, size_t>>{},
         py::arg("placement") = py::none(),
-        "Units of attention; batch: (past, rows) of each sequence; seen: the keys [begin, end) that a mask leaves it. placement: "
-        "heads, page maps (bytes, node or None) of keys and values from row 0 of each head of each sequence, and key_bytes and "
+        "Units of attention; batch: (past, rows) of each sequence; seen: the keys [begin, end) that a mask leaves it. "
+        "placement: heads, page maps (bytes, node or None) of keys and values from row 0 of each head of each sequence, and key_bytes and "
         "value_bytes of a row. Of a unit on a node, runs are its keys.");
 }
 

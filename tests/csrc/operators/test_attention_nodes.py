@@ -100,6 +100,13 @@ def test_equal_bits_whoever_does_what(isa, size, kind):
         np.testing.assert_array_equal(caches.run(node, threads)[0], first)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_more_heads_than_threads(threads):
+    """A thread takes several units at once."""
+    case = make_case(np.random.default_rng(5), batch=4, kv_heads=12, size=32, past=60, capacity=70, total=61)
+    assert_attends(CachesInPlace(case, 1024, in_turn(2)), "", 2, [0, 1], threads)
+
+
 @every_level
 @pytest.mark.parametrize("kind", ["float", "bfloat16"])
 def test_what_a_hidden_key_holds_is_never_read(isa, kind):
