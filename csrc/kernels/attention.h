@@ -50,6 +50,8 @@ struct AttendArgs {
   DataType type;       // of both
   size_t key_size, value_size;
   KeyRange range;           // the keys of this call
+  const KeyRange* runs;     // of these keys: only those in here, ascending; null: all
+  size_t run_count;
   const void* next_keys;    // what the thread reads after them, fetched at the end; null: nothing
   size_t next_count;        // of keys
   const KeyRange* visible;  // of each row

@@ -27,6 +27,29 @@ struct Seen {
   }
 };
 
+// The keys of a call that any row sees, in blocks of at most kAttentionKeys that lie beside each other; {0, 0} at the end.
+class KeyBlocks {
+ public:
+  KeyBlocks(const AttendArgs& p, const KeyRange& any)
+      : run_(p.runs ? p.runs : &p.range), end_(run_ + (p.runs ? p.run_count : 1)), begin_(any.begin), last_(any.end) {}
+
+  KeyRange next() {
+    for (; run_ < end_; ++run_) {
+      const size_t begin = begin_ > run_->begin ? begin_ : run_->begin, end = last_ < run_->end ? last_ : run_->end;
+      if (begin >= end) continue;
+      begin_ = end - begin < kAttentionKeys ? end : begin + kAttentionKeys;
+      return {begin, begin_};
+    }
+    return {0, 0};
+  }
+
+ private:
+  const KeyRange* run_;
+  const KeyRange* const end_;
+  size_t begin_;
+  const size_t last_;
+};
+
 inline Ahead first_of_next(const AttendArgs& p) {
   const size_t count = p.next_count < kAttentionKeys ? p.next_count : kAttentionKeys;
   return {static_cast<const uint8_t*>(p.next_keys), count * p.key_size * size_of(p.type)};
@@ -47,12 +70,9 @@ void attend_with(const AttendArgs& p) {
   const uint8_t* const keys = static_cast<const uint8_t*>(p.keys);
   const uint8_t* const values = static_cast<const uint8_t*>(p.values);
   const size_t key_bytes = p.key_size * size_of(p.type), value_bytes = p.value_size * size_of(p.type);
-  const auto block_from = [&](size_t begin) {
-    const size_t left = begin < seen.any.end ? seen.any.end - begin : 0;
-    return KeyRange{begin, begin + (left < kAttentionKeys ? left : kAttentionKeys)};
-  };
-  for (KeyRange block = block_from(seen.any.begin), next; block.begin < block.end; block = next) {
-    next = block_from(block.end);
+  KeyBlocks blocks(p, seen.any);
+  for (KeyRange block = blocks.next(), next; block.begin < block.end; block = next) {
+    next = blocks.next();
     const size_t count = block.end - block.begin, coming = next.end - next.begin;
     const Ahead values_ahead = {values + block.begin * value_bytes, count * value_bytes};
     Ahead keys_ahead = {keys + next.begin * key_bytes, coming * key_bytes};

@@ -115,6 +115,8 @@ void Attention::check(const AttentionInputs& in) const {
   if (rule_.rotary && !in.rotary.per_token) check_positions(in);
 }
 
-void Attention::run(const AttentionInputs& in, const runtime::Pool& pool) const { AttentionCall(in, rule_, ops_).run(pool); }
+void Attention::run(const AttentionInputs& in, const runtime::Pool& pool, const KeyPlacement* placement) const {
+  AttentionCall(in, rule_, ops_, placement).run(pool);
+}
 
 }  // namespace ort_hina::operators

@@ -1,7 +1,11 @@
 // The GroupQueryAttention operator: attributes, cache, kernel, region. No ONNX Runtime types.
 #pragma once
+#include <vector>
+
 #include "kernels/kernel.h"
 #include "operators/rotary.h"
+#include "plan/key_nodes.h"
+#include "runtime/node_claims.h"
 #include "runtime/region.h"
 
 namespace ort_hina::operators {
@@ -83,6 +87,17 @@ struct AttentionInputs {
   void* output;  // [batch, queries, heads, values.size]
 };
 
+// Whether past and present caches are the same memory.
+inline bool in_place(const AttentionInputs& in) {
+  return in.keys.past == in.keys.present && in.values.past == in.values.present;
+}
+
+// Where the keys and values of a call in place lie, and the nodes of the threads that will read them.
+struct KeyPlacement {
+  const std::vector<plan::KeyNodes>* heads;  // of each sequence
+  const runtime::ThreadNodes* threads;
+};
+
 // Holds no state of a call: run() may be entered by several threads at once.
 class Attention {
  public:
@@ -94,8 +109,8 @@ class Attention {
   // Throws std::invalid_argument where lengths or positions do not fit. Looks at no other data, and not at the pointers.
   void check(const AttentionInputs& inputs) const;
 
-  // Checked inputs.
-  void run(const AttentionInputs& inputs, const runtime::Pool& pool) const;
+  // Checked inputs. `placement`: null, or of caches that are the same memory before and after the call.
+  void run(const AttentionInputs& inputs, const runtime::Pool& pool, const KeyPlacement* placement = nullptr) const;
 
  private:
   AttentionRule rule_;

@@ -25,7 +25,7 @@ void cut(size_t begin, size_t end, size_t most, const Body& body) {
 CacheUpdate::CacheUpdate(const AttentionInputs& in, size_t kv_heads, const std::vector<plan::Sequence>& batch,
                          const std::vector<plan::AttentionUnit>* units, const kernels::VectorOps& ops)
     : in_(in), kv_heads_(kv_heads), batch_(batch), ops_(ops), count_(batch.size()) {
-  const bool apart = in.keys.past != in.keys.present || in.values.past != in.values.present;
+  const bool apart = !in_place(in);
   by_units_ = apart && units;
   for (size_t b = 0; b < batch.size(); ++b)
     cut(0, batch[b].rows, kTokens, [&](const kernels::KeyRange& tokens) { add({b, 0, tokens, true, true}); });

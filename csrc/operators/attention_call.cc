@@ -26,6 +26,17 @@ kernels::AttentionState empty_state(float* floats, size_t rows, size_t value_siz
   return {floats, floats + rows, floats + 2 * rows, ld};
 }
 
+runtime::NodeQueues& kept_queues() {
+  thread_local runtime::NodeQueues queues;
+  return queues;
+}
+
+// Runs of keys that a kernel is given at once.
+constexpr size_t kRunsOfCall = 64;
+
+// Caches are up to date before units attend.
+enum Step : size_t { kUpdate, kAttend, kSteps };
+
 }  // namespace
 
 // What a thread needs beside the others.
@@ -39,8 +50,9 @@ struct AttentionCall::Scratch {
         head(call.in_.keys.size),
         visible(rows),
         bias(rows),
-        parts(plan::kAttentionParts),
-        terms(plan::kAttentionParts) {}
+        parts(call.plan_.most_parts),
+        terms(call.plan_.most_parts),
+        runs(kRunsOfCall) {}
 
   TokenHeads query_heads, key_heads;
   std::vector<float> queries;
@@ -50,19 +62,21 @@ struct AttentionCall::Scratch {
   std::vector<const void*> bias;
   std::vector<kernels::AttentionState> parts;
   std::vector<kernels::CombineTerm> terms;
+  std::vector<kernels::KeyRange> runs;
 };
 
 AttentionCall::~AttentionCall() = default;
 
-AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops)
-    : in_(in), rule_(rule), ops_(ops) {
+AttentionCall::AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops,
+                             const KeyPlacement* placement)
+    : in_(in), rule_(rule), ops_(ops), placement_(placement), queues_(kept_queues()) {
   read_sequences();
   problem_.queries = in.queries;
   problem_.kv_heads = rule.kv_heads;
   problem_.group = rule.group();
   problem_.causal = rule.causal;
   problem_.window = rule.window;
-  plan_ = plan::plan_attention(problem_);
+  plan_ = plan::plan_attention(problem_, placement ? placement->heads : nullptr);
   old_apart_ = plan_.blocks == in.batch * rule.kv_heads;
   cache_ = std::make_unique<CacheUpdate>(in, rule.kv_heads, problem_.batch, old_apart_ ? &plan_.units : nullptr, ops);
   updated_.reset(new runtime::Event[in.batch]());
@@ -107,37 +121,80 @@ void AttentionCall::run(const runtime::Pool& pool) {
   if (items == 0) return;
   const size_t threads = std::max<size_t>(1, std::min(pool.threads, items));
   for (size_t i = 0; i < threads; ++i) scratch_.push_back(std::make_unique<Scratch>(*this, plan_.most_rows));
+  if (placement_) queue_items();
   pool.parallel_for(
-      pool.context, threads,
-      [](void* data, size_t i) {
-        AttentionCall* const call = static_cast<AttentionCall*>(data);
-        call->work(*call->scratch_[i]);
-      },
-      this);
+      pool.context, threads, [](void* call, size_t i) { static_cast<AttentionCall*>(call)->participate(i); }, this);
+}
+
+void AttentionCall::queue_items() {
+  queues_.begin(kSteps, placement_->threads->nodes);
+  for (uint32_t i = 0; i < cache_->items().size(); ++i) queues_.add(kUpdate, plan::kUnknownNode, i);
+  queue_units();
+  claims_ = std::make_unique<runtime::NodeClaims>(queues_, *placement_->threads);
+}
+
+// Those of a node in shares as claim() makes them.
+void AttentionCall::queue_units() {
+  const size_t nodes = queues_.nodes();
+  std::vector<std::vector<uint32_t>> of_queue(nodes + 1);
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) of_queue[queues_.queue_of(plan_.units[i].node)].push_back(i);
+  for (size_t queue = 0; queue <= nodes; ++queue) {
+    const size_t threads = queue < nodes ? std::max<size_t>(1, scratch_.size() / nodes) : scratch_.size();
+    for (size_t left = of_queue[queue].size(), begin = unit_order_.size(), share; left; left -= share, begin += share) {
+      share = share_of(left, threads);
+      queues_.add(kAttend, queue < nodes ? static_cast<plan::Node>(queue) : plan::kUnknownNode,
+                  static_cast<uint32_t>(shares_.size()));
+      shares_.push_back({begin, begin + share});
+    }
+    unit_order_.insert(unit_order_.end(), of_queue[queue].begin(), of_queue[queue].end());
+  }
+}
+
+void AttentionCall::participate(size_t participant) {
+  const TileScope tiles(ops_.isa);
+  Scratch& scratch = *scratch_[participant];
+  if (claims_) work_by_nodes(placement_->threads->current(participant), scratch);
+  else work_in_order(scratch);
+}
+
+void AttentionCall::work_by_nodes(plan::Node node, Scratch& scratch) {
+  claims_->arrive(node);
+  for (uint32_t item; (item = claims_->claim(kUpdate, node)) != runtime::kNoItem;) update_caches(item, scratch);
+  for (uint32_t share; (share = claims_->claim(kAttend, node)) != runtime::kNoItem;)
+    for (size_t i = shares_[share].begin; i < shares_[share].end; ++i) {
+      const bool last = i + 1 == shares_[share].end;
+      attend(plan_.units[unit_order_[i]], last ? nullptr : &plan_.units[unit_order_[i + 1]], scratch);
+    }
+}
+
+void AttentionCall::update_caches(size_t item, Scratch& scratch) {
+  const CacheItem& update = cache_->items()[item];
+  cache_->run(update, scratch.key_heads, scratch.head.data());
+  if (update.awaited) updated_[update.batch].fetch_add(1, std::memory_order_release);
 }
 
 // Cache items one by one. Units in runs, since what the next one reads is fetched while the present one ends; the runs get
 // shorter, so that threads end together.
-AttentionCall::Claim AttentionCall::claim() {
+size_t AttentionCall::share_of(size_t items, size_t threads) const {
   constexpr size_t kClaimsOfThread = 4;
+  return std::max<size_t>(1, items / (kClaimsOfThread * threads));
+}
+
+AttentionCall::Claim AttentionCall::claim() {
   const size_t caches = cache_->items().size(), items = caches + plan_.units.size();
   size_t begin = next_.load(std::memory_order_relaxed), end;
   do {
     if (begin >= items) return {items, items};
-    const size_t share = (items - begin) / (kClaimsOfThread * scratch_.size());
-    end = begin + (begin < caches ? 1 : std::max<size_t>(1, share));
+    end = begin + (begin < caches ? 1 : share_of(items - begin, scratch_.size()));
   } while (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
   return {begin, end};
 }
 
-void AttentionCall::work(Scratch& scratch) {
-  const TileScope tiles(ops_.isa);
+void AttentionCall::work_in_order(Scratch& scratch) {
   const size_t caches = cache_->items().size();
   for (Claim own = claim(); own.begin < own.end; own = claim()) {
     if (own.begin < caches) {
-      const CacheItem& update = cache_->items()[own.begin];
-      cache_->run(update, scratch.key_heads, scratch.head.data());
-      if (update.awaited) updated_[update.batch].fetch_add(1, std::memory_order_release);
+      update_caches(own.begin, scratch);
       continue;
     }
     const plan::AttentionUnit* const units = plan_.units.data() - caches;
@@ -223,10 +280,8 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const plan::Attent
   args.softcap = rule_.softcap;
   args.scratch = scratch.attend.get();
   args.state = state;
-  if (next) {
-    args.next_keys = caches_of(*next).old_keys + next->keys.begin * in_.keys.size * size_of(in_.type);
-    args.next_count = next->keys.end - next->keys.begin;
-  }
+  if (unit.node != plan::kUnknownNode) return sum_keys_of_node(unit, next, args, scratch);
+  if (next) fetch_next(*next, &args);
   const HeadCaches caches = caches_of(unit);
   const auto sum_range = [&](size_t begin, size_t end, const uint8_t* keys, const uint8_t* values) {
     if (begin >= end) return;
@@ -241,6 +296,46 @@ void AttentionCall::sum_keys(const plan::AttentionUnit& unit, const plan::Attent
     sum_range(keys.begin, std::min(keys.end, old), caches.old_keys, caches.old_values);
     sum_range(std::max(keys.begin, old), keys.end, caches.keys, caches.values);
   });
+}
+
+const plan::KeyNodes::Keys& AttentionCall::keys_of_node(const plan::AttentionUnit& unit) const {
+  return (*placement_->heads)[unit.batch * rule_.kv_heads + unit.head].nodes()[unit.node];
+}
+
+// What the thread reads after these.
+void AttentionCall::fetch_next(const plan::AttentionUnit& next, kernels::AttendArgs* args) const {
+  const bool all = next.node == plan::kUnknownNode;
+  const kernels::KeyRange first = all ? next.keys : keys_of_node(next).run_from(next.keys.begin);
+  args->next_keys = caches_of(next).old_keys + first.begin * in_.keys.size * size_of(in_.type);
+  args->next_count = std::min(first.end, next.keys.end) - first.begin;
+}
+
+// The caches are in place. Runs may be as short as a page, so the kernel gets many at once.
+void AttentionCall::sum_keys_of_node(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, kernels::AttendArgs args,
+                                     Scratch& scratch) const {
+  const HeadCaches caches = caches_of(unit);
+  args.keys = caches.keys;
+  args.values = caches.values;
+  args.runs = scratch.runs.data();
+  const auto sum = [&] {
+    if (!args.run_count) return;
+    args.range = {scratch.runs[0].begin, scratch.runs[args.run_count - 1].end};
+    ops_.attend(args);
+    args.run_count = 0;
+  };
+  for_each_run_in(keys_of_node(unit).runs, unit.keys, [&](const kernels::KeyRange& on_node) {
+    for_each_run_in(runs_[unit.batch], on_node, [&](const kernels::KeyRange& keys) {
+      if (args.run_count == kRunsOfCall) {
+        args.next_keys = caches.keys + keys.begin * in_.keys.size * size_of(in_.type);
+        args.next_count = keys.end - keys.begin;
+        sum();
+      }
+      scratch.runs[args.run_count++] = keys;
+    });
+  });
+  args.next_keys = nullptr;
+  if (next) fetch_next(*next, &args);
+  sum();
 }
 
 void AttentionCall::attend(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, Scratch& scratch) {

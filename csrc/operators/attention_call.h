@@ -9,12 +9,15 @@
 #include "operators/attention.h"
 #include "operators/attention_cache.h"
 #include "plan/attention.h"
+#include "runtime/node_claims.h"
 
 namespace ort_hina::operators {
 
 class AttentionCall {
  public:
-  AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops);
+  // placement: null where the caches' memory nodes are not regarded.
+  AttentionCall(const AttentionInputs& in, const AttentionRule& rule, const kernels::VectorOps& ops,
+                const KeyPlacement* placement);
   ~AttentionCall();
 
   void run(const runtime::Pool& pool);
@@ -31,11 +34,21 @@ class AttentionCall {
   };
 
   Claim claim();
-  void work(Scratch& scratch);
+  size_t share_of(size_t items, size_t threads) const;
+  void queue_items();
+  void queue_units();
+  void participate(size_t participant);
+  void work_in_order(Scratch& scratch);
+  void work_by_nodes(plan::Node node, Scratch& scratch);
+  void update_caches(size_t item, Scratch& scratch);
   void attend(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, Scratch& scratch);
   HeadCaches caches_of(const plan::AttentionUnit& unit) const;
   void sum_keys(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, const kernels::AttentionState& state,
                 Scratch& scratch) const;
+  void sum_keys_of_node(const plan::AttentionUnit& unit, const plan::AttentionUnit* next, kernels::AttendArgs args,
+                        Scratch& scratch) const;
+  const plan::KeyNodes::Keys& keys_of_node(const plan::AttentionUnit& unit) const;
+  void fetch_next(const plan::AttentionUnit& next, kernels::AttendArgs* args) const;
   void pack_queries(const plan::AttentionUnit& unit, Scratch& scratch) const;
   void set_ranges(const plan::AttentionUnit& unit, Scratch& scratch) const;
   kernels::AttentionState state_of(const plan::AttentionUnit& unit, Scratch& scratch);
@@ -45,6 +58,7 @@ class AttentionCall {
   const AttentionInputs& in_;
   const AttentionRule& rule_;
   const kernels::VectorOps& ops_;
+  const KeyPlacement* const placement_;
   plan::AttentionProblem problem_;
   std::vector<std::vector<kernels::KeyRange>> runs_;  // of the keys of each sequence that its mask lets be seen
   plan::AttentionPlan plan_;
@@ -56,6 +70,10 @@ class AttentionCall {
   // same bits wherever that lies.
   bool old_apart_;
   std::unique_ptr<CacheUpdate> cache_;
+  runtime::NodeQueues& queues_;                   // kept by the thread that runs the call
+  std::unique_ptr<runtime::NodeClaims> claims_;   // null: in the order of their numbers
+  std::vector<uint32_t> unit_order_;              // of units, by node
+  std::vector<Claim> shares_;                     // of that order: what is claimed together
   std::unique_ptr<runtime::Event[]> updated_;    // items of each sequence's caches
   std::unique_ptr<std::atomic<uint32_t>[]> done_;  // parts of each block
   std::vector<size_t> partial_begin_;            // of each unit's rows among the partial ones

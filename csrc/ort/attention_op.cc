@@ -62,6 +62,8 @@ uint8_t* allocate(const Ort::KernelContext& context, size_t output, const std::v
 AttentionKernel::AttentionKernel(const OrtKernelInfo* info, const Settings& settings)
     : node_(node_name(kOperator, info)), threads_(settings.threads) {
   attention_ = std::make_unique<operators::Attention>(read_attributes(info), runtime::choose_isa().isa);
+  if (const runtime::Topology* machine = settings.numa->topology(info))
+    caches_ = std::make_unique<operators::CachePlacement>(runtime::thread_nodes(*machine), runtime::mapped_pages(*machine));
 }
 
 OrtStatusPtr AttentionKernel::ComputeV2(OrtKernelContext* context) {
@@ -87,7 +89,8 @@ void AttentionKernel::compute(OrtKernelContext* raw) const {
   in.keys.present = output(kPresentKey, {batch, heads, length, key_size});
   in.values.present = output(kPresentValue, {batch, heads, length, value_size});
   check_attention_buffers(tensors.buffers, outputs, in.keys.past_length, in.keys.present_length);
-  attention_->run(in, {raw, parallel_for, threads_});
+  const operators::CachePlacement::Lease places = caches_ ? caches_->look(in, rule) : operators::CachePlacement::Lease();
+  attention_->run(in, {raw, parallel_for, threads_}, places.placement());
 }
 
 OrtStatusPtr AttentionOp::CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "operators/attention.h"
+#include "operators/cache_placement.h"
 #include "ort/moe_op.h"
 
 namespace ort_hina::ort {
@@ -20,6 +21,7 @@ class AttentionKernel {
 
   std::string node_;
   std::unique_ptr<operators::Attention> attention_;
+  std::unique_ptr<operators::CachePlacement> caches_;  // null where memory nodes are not regarded
   size_t threads_;
 };
 

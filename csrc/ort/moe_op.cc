@@ -131,10 +131,7 @@ void MoeKernel::share_out(const OrtKernelInfo* info, const std::vector<operators
     known |= !placement.maps.back().runs().empty();
   }
   if (!known) return;
-  const runtime::Topology& topology = runtime::topology();
-  thread_nodes_.nodes = topology.nodes.size();
-  for (const runtime::NumaNode& node : topology.nodes) thread_nodes_.distances.push_back(node.distances);
-  thread_nodes_.current = [](size_t) { return runtime::current_node(); };
+  thread_nodes_ = runtime::thread_nodes(runtime::topology());
   moe_->share_out(windows, placement);
 }
 

@@ -119,6 +119,14 @@ plan::PageMap NumaWindows::place(const OrtKernelInfo* info, const void* window, 
   return map;
 }
 
+const runtime::Topology* NumaWindows::topology(const OrtKernelInfo* info) {
+  if (mode_ == plan::NumaMode::kOff) return nullptr;
+  const OrtLogger* session = nullptr;
+  Ort::ThrowOnError(Ort::GetApi().KernelInfo_GetLogger(info, &session));
+  const runtime::Topology& machine = topology_of(session);
+  return machine.multi_node() ? &machine : nullptr;
+}
+
 const runtime::Topology& NumaWindows::topology_of(const OrtLogger* session) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Session& known = sessions_[session];

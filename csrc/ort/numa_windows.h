@@ -24,6 +24,9 @@ class NumaWindows {
  public:
   explicit NumaWindows(plan::NumaMode mode) : mode_(mode) {}
 
+  // The machine whose placement this node's session regards; null: none of it, as place() says.
+  const runtime::Topology* topology(const OrtKernelInfo* info);
+
   // Where the window of this node lies, after it was re-placed if the mode asks for that: same address, same content. Empty if
   // the mode is off, or the process may use CPUs of one node only: then nothing is looked at.
   //

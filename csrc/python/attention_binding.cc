@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <memory>
+
 #include "operators/attention.h"
+#include "operators/cache_placement.h"
 #include "python/bindings.h"
 #include "python/std_pool.h"
 
@@ -75,14 +79,34 @@ struct Sizes {
   size_t q_norm_heads = 1, k_norm_heads = 1;
 };
 
+// Pages that a test makes up: pages(first address, count) gives their nodes, None where one is not known; or None: refused.
+runtime::PageSource made_up_pages(const py::dict& d) {
+  const py::function pages = d["pages"];
+  return {d["page_bytes"].cast<size_t>(), [pages](uintptr_t first, size_t count, plan::Node* nodes) {
+            const auto answer = pages(first, count).cast<std::optional<std::vector<std::optional<uint32_t>>>>();
+            if (!answer) return false;
+            if (answer->size() != count) throw std::invalid_argument("pages: expected a node for each page");
+            for (size_t i = 0; i < count; ++i) {
+              const std::optional<uint32_t> node = (*answer)[i];
+              nodes[i] = node ? static_cast<plan::Node>(*node) : plan::kUnknownNode;
+            }
+            return true;
+          }};
+}
+
+std::unique_ptr<operators::CachePlacement> made_up_placement(const py::dict& d) {
+  const size_t least = d.contains("least_bytes") ? d["least_bytes"].cast<size_t>() : operators::CachePlacement::kLeastBytes;
+  return std::make_unique<operators::CachePlacement>(made_up_threads(d), made_up_pages(d), least);
+}
+
 // A node, ready to run.
 class NativeAttention {
  public:
-  NativeAttention(const py::dict& attributes, const std::string& isa)
-      : attention_(attention_attributes(attributes), isa_by_name(isa)) {}
+  NativeAttention(const py::dict& attributes, const std::string& isa, const std::optional<py::dict>& numa)
+      : attention_(attention_attributes(attributes), isa_by_name(isa)), caches_(numa ? made_up_placement(*numa) : nullptr) {}
 
   py::tuple run(const std::string& type, const py::dict& sizes, const py::dict& tensors, size_t threads, bool in_place,
-                const py::dict& types) const {
+                const py::dict& types) {
     if (threads == 0) throw std::invalid_argument("threads: expected at least 1");
     const Sizes s(sizes);
     operators::AttentionInputs in = {};
@@ -92,6 +116,8 @@ class NativeAttention {
     const operators::AttentionRule& rule = attention_.rule();
     const size_t element = size_of(in.type), rows = s.batch * rule.kv_heads * in.keys.present_length;
     py::array_t<uint8_t> output(s.batch * s.queries * rule.heads * s.value * element);
+    // NaN of every type: new memory may hold what an earlier call answered.
+    std::fill_n(output.mutable_data(), output.size(), uint8_t{0xff});
     py::array_t<uint8_t> keys(in_place ? 0 : rows * s.key * element), values(in_place ? 0 : rows * s.value * element);
     if (in_place) {
       if (s.past < s.total) throw std::invalid_argument("in_place: expected a past of at least `total` rows");
@@ -103,10 +129,24 @@ class NativeAttention {
     in.output = output.mutable_data();
     const runtime::Pool pool = {&threads, std_parallel_for, threads};
     {
+      const operators::CachePlacement::Lease places = caches_ ? caches_->look(in, rule) : operators::CachePlacement::Lease();
+      if (caches_) places_ = places.placement() ? *places.placement()->heads : std::vector<plan::KeyNodes>();
       py::gil_scoped_release release;
-      attention_.run(in, pool);
+      attention_.run(in, pool, places.placement());
     }
     return py::make_tuple(output, keys, values);
+  }
+
+  // Of the last call, for each head: runs of keys (begin, end, node), by node.
+  py::list places() const {
+    py::list heads;
+    for (const plan::KeyNodes& head : places_) {
+      py::list runs;
+      for (size_t node = 0; node < head.nodes().size(); ++node)
+        for (const kernels::KeyRange& run : head.nodes()[node].runs) runs.append(py::make_tuple(run.begin, run.end, node));
+      heads.append(runs);
+    }
+    return heads;
   }
 
  private:
@@ -168,13 +208,21 @@ class NativeAttention {
   }
 
   operators::Attention attention_;
+  std::unique_ptr<operators::CachePlacement> caches_;
+  std::vector<plan::KeyNodes> places_;
 };
 
 }  // namespace
 
 void bind_attention(py::module_& m) {
   py::class_<NativeAttention>(m, "GroupQueryAttention", "One GroupQueryAttention node (docs/operators.md).")
-      .def(py::init<const py::dict&, const std::string&>(), py::arg("attributes"), py::arg("isa") = "")
+      .def(py::init<const py::dict&, const std::string&, const std::optional<py::dict>&>(), py::arg("attributes"),
+           py::arg("isa") = "", py::arg("numa") = py::none(),
+           "numa: a made-up machine: nodes, distances, threads (the node of each participant of a region), page_bytes, "
+           "pages(first address, count), which gives the node of each page, and least_bytes of a call that is looked at.")
+      .def_property_readonly("places", &NativeAttention::places,
+                             "What the last call knew of its keys, for each head of each sequence: runs (begin, end, node), "
+                             "the last one of all without end. Empty: nothing.")
       .def("run", &NativeAttention::run, py::arg("type"), py::arg("sizes"), py::arg("tensors"), py::arg("threads") = 1,
            py::arg("in_place") = false, py::arg("types") = py::dict(),
            "output, present_key and present_value, as uint8 views of their elements, all of one type. tensors: name to "

@@ -11,6 +11,7 @@
 #include "kernels/types.h"
 #include "plan/page_map.h"
 #include "runtime/cpu.h"
+#include "runtime/node_claims.h"
 
 namespace ort_hina::python {
 
@@ -45,6 +46,10 @@ inline Isa isa_by_name(const std::string& name) {
 // A page map from its runs: (bytes, node), node None where that is not known.
 using Runs = std::vector<std::pair<uint64_t, std::optional<uint32_t>>>;
 plan::PageMap page_map(const Runs& runs);
+py::object node_or_none(plan::Node node);
+// A machine of several nodes that a test makes up: `nodes`, `distances` (20 if absent), and `threads`, the node of each
+// participant of a region.
+runtime::ThreadNodes made_up_threads(const py::dict& d);
 
 // Arrays come as their bytes, since NumPy has no bfloat16; the types are named beside them.
 using Bytes = py::array_t<uint8_t, py::array::c_style>;

@@ -48,20 +48,11 @@ operators::MoeAttributes moe_attributes(const py::dict& a) {
   return attributes;
 }
 
-// A machine of several nodes that a test makes up: the maps of the windows, and on which node each participant runs.
+// A machine that a test makes up, and the maps of the windows.
 struct MadeUpNodes {
   runtime::ThreadNodes threads;
   operators::Placement placement;
-  explicit MadeUpNodes(const py::dict& d) {
-    threads.nodes = d["nodes"].cast<size_t>();
-    threads.distances.assign(threads.nodes, std::vector<uint32_t>(threads.nodes, 20));
-    for (size_t n = 0; n < threads.nodes; ++n) threads.distances[n][n] = 10;
-    if (d.contains("distances")) threads.distances = d["distances"].cast<std::vector<std::vector<uint32_t>>>();
-    const auto of_threads = d["threads"].cast<std::vector<std::optional<uint32_t>>>();
-    threads.current = [of_threads](size_t i) {
-      const std::optional<uint32_t> node = of_threads[i % of_threads.size()];
-      return node ? static_cast<plan::Node>(*node) : plan::kUnknownNode;
-    };
+  explicit MadeUpNodes(const py::dict& d) : threads(made_up_threads(d)) {
     for (const Runs& runs : d["maps"].cast<std::vector<Runs>>()) placement.maps.push_back(page_map(runs));
     placement.threads = &threads;
     placement.thread_count = d.contains("thread_count") ? d["thread_count"].cast<size_t>() : 64;

@@ -16,11 +16,25 @@ plan::PageMap page_map(const Runs& runs) {
   return map;
 }
 
-namespace {
+runtime::ThreadNodes made_up_threads(const py::dict& d) {
+  runtime::ThreadNodes threads;
+  threads.nodes = d["nodes"].cast<size_t>();
+  threads.distances.assign(threads.nodes, std::vector<uint32_t>(threads.nodes, 20));
+  for (size_t n = 0; n < threads.nodes; ++n) threads.distances[n][n] = 10;
+  if (d.contains("distances")) threads.distances = d["distances"].cast<std::vector<std::vector<uint32_t>>>();
+  const auto of_threads = d["threads"].cast<std::vector<std::optional<uint32_t>>>();
+  threads.current = [of_threads](size_t i) {
+    const std::optional<uint32_t> node = of_threads[i % of_threads.size()];
+    return node ? static_cast<plan::Node>(*node) : plan::kUnknownNode;
+  };
+  return threads;
+}
 
 py::object node_or_none(plan::Node node) {
   return node == plan::kUnknownNode ? py::object(py::none()) : py::object(py::int_(node));
 }
+
+namespace {
 
 py::dict piece_of(const plan::Piece& piece, const plan::PiecePool& pool) {
   py::list rows;

@@ -76,8 +76,29 @@ py::list plan_work(const std::vector<uint32_t>& rows, const py::dict& gate_up, c
   return items;
 }
 
+// Of each head: (keys, values), the maps of its rows, of key_bytes and value_bytes each.
+std::vector<plan::KeyNodes> key_nodes(const py::dict& d, size_t heads) {
+  const auto maps = d["heads"].cast<std::vector<std::pair<Runs, Runs>>>();
+  if (maps.size() != heads) throw std::invalid_argument("placement: expected maps for each head of each sequence");
+  std::vector<plan::KeyNodes> nodes(heads);
+  for (size_t i = 0; i < heads; ++i) {
+    const plan::PageMap keys = page_map(maps[i].first), values = page_map(maps[i].second);
+    nodes[i].extend({&keys, 0, d["key_bytes"].cast<size_t>()}, {&values, 0, d["value_bytes"].cast<size_t>()});
+  }
+  return nodes;
+}
+
+py::list runs_in(const plan::KeyNodes::Keys& keys, const kernels::KeyRange& range) {
+  py::list runs;
+  for (const kernels::KeyRange& run : keys.runs)
+    if (run.begin < range.end && run.end > range.begin)
+      runs.append(py::make_tuple(std::max(run.begin, range.begin), std::min(run.end, range.end)));
+  return runs;
+}
+
 py::list plan_attention(const std::vector<std::pair<size_t, size_t>>& batch, size_t queries, size_t kv_heads, size_t group,
-                        bool causal, size_t window, const std::vector<std::pair<size_t, size_t>>& seen) {
+                        bool causal, size_t window, const std::vector<std::pair<size_t, size_t>>& seen,
+                        const std::optional<py::dict>& placement) {
   if (!seen.empty() && seen.size() != batch.size()) throw std::invalid_argument("seen: expected a range for each sequence");
   plan::AttentionProblem problem;
   for (const auto& [past, rows] : batch) problem.batch.push_back({past, rows});
@@ -87,8 +108,10 @@ py::list plan_attention(const std::vector<std::pair<size_t, size_t>>& batch, siz
   problem.group = group;
   problem.causal = causal;
   problem.window = window;
+  std::vector<plan::KeyNodes> nodes;
+  if (placement) nodes = key_nodes(*placement, batch.size() * kv_heads);
   py::list units;
-  for (const plan::AttentionUnit& u : plan::plan_attention(problem).units) {
+  for (const plan::AttentionUnit& u : plan::plan_attention(problem, placement ? &nodes : nullptr).units) {
     py::dict d;
     d["batch"] = u.batch;
     d["head"] = u.head;
@@ -98,6 +121,8 @@ py::list plan_attention(const std::vector<std::pair<size_t, size_t>>& batch, siz
     d["part"] = u.part;
     d["parts"] = u.parts;
     d["block"] = u.block;
+    d["node"] = node_or_none(u.node);
+    if (u.node != plan::kUnknownNode) d["runs"] = runs_in(nodes[u.batch * kv_heads + u.head].nodes()[u.node], u.keys);
     units.append(d);
   }
   return units;
@@ -112,7 +137,10 @@ void bind_plan(py::module_& m) {
         py::arg("intermediate"), py::arg("gather"), py::arg("threads"));
   m.def("plan_attention", &plan_attention, py::arg("batch"), py::arg("queries"), py::arg("kv_heads"), py::arg("group"),
         py::arg("causal") = true, py::arg("window") = 0, py::arg("seen") = std::vector<std::pair<size_t, size_t>>{},
-        "Units of attention; batch: (past, rows) of each sequence; seen: the keys [begin, end) that a mask leaves it.");
+        py::arg("placement") = py::none(),
+        "Units of attention; batch: (past, rows) of each sequence; seen: the keys [begin, end) that a mask leaves it. "
+        "placement: heads, page maps (bytes, node or None) of keys and values from row 0 of each head of each sequence, and key_bytes and "
+        "value_bytes of a row. Of a unit on a node, runs are its keys.");
 }
 
 }  // namespace ort_hina::python

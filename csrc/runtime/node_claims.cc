@@ -4,6 +4,12 @@
 
 namespace ort_hina::runtime {
 
+ThreadNodes thread_nodes(const Topology& topology) {
+  ThreadNodes threads = {topology.nodes.size(), {}, [](size_t) { return current_node(); }};
+  for (const NumaNode& node : topology.nodes) threads.distances.push_back(node.distances);
+  return threads;
+}
+
 void NodeQueues::begin(size_t steps, size_t nodes) {
   steps_ = steps, nodes_ = nodes;
   lists_.resize(std::max(lists_.size(), steps * (nodes + 1)));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plan/page_map.h"
+#include "runtime/topology.h"
 
 namespace ort_hina::runtime {
 
@@ -23,6 +24,9 @@ struct ThreadNodes {
   // Of the calling thread, which runs a region's body for the i-th time; kUnknownNode where that is not known.
   std::function<plan::Node(size_t i)> current;
 };
+
+// Of this machine's threads.
+ThreadNodes thread_nodes(const Topology& topology);
 
 constexpr uint32_t kNoItem = UINT32_MAX;
 

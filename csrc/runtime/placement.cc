@@ -91,4 +91,17 @@ plan::PageMap query_placement(const void* begin, size_t bytes, const Topology& t
   return map;
 }
 
+PageSource mapped_pages(const Topology& topology) {
+  return {page_size(), [&topology](uintptr_t first, size_t count, plan::Node* nodes) {
+            std::vector<int> status(std::min(count, kBatch));
+            for (size_t done = 0; done < count; done += kBatch) {
+              const size_t batch = std::min(kBatch, count - done);
+              if (query_nodes(first + done * page_size(), batch, status.data()) != 0) return false;
+              for (size_t i = 0; i < batch; ++i)
+                nodes[done + i] = status[i] < 0 ? kUnknownNode : topology.node_of_id(static_cast<uint32_t>(status[i]));
+            }
+            return true;
+          }};
+}
+
 }  // namespace ort_hina::runtime

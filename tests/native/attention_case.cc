@@ -89,9 +89,13 @@ void attend(const kernels::VectorOps& ops, const AttentionCase& c, const Attenti
   args.scratch = o.scratch.floats();
   float* const state = o.state.floats();
   args.state = {state, state + c.rows, state + 2 * c.rows, padded_head(c.value_size)};
+  const KeyRange runs[] = {{0, cut / 3}, {cut / 3, cut}};
   args.range = {0, cut};
+  args.runs = runs;
+  args.run_count = 2;
   ops.attend(args);
   args.range = {cut, c.keys};
+  args.runs = nullptr;
   ops.attend(args);
 }
 

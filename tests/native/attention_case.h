@@ -52,7 +52,7 @@ struct AttentionOperands {
   std::vector<const void*> biases;
 };
 
-// In two calls, so that the state is carried on; `cut` is where the second one begins.
+// In two calls, so that the state is carried on, the first one of two runs; `cut` is where the second call begins.
 void attend(const kernels::VectorOps& ops, const AttentionCase& c, const AttentionOperands& o, size_t cut);
 
 }  // namespace ort_hina::native_tests

@@ -65,7 +65,12 @@ def run_native(
 ) -> Answer:
     """output [B, S, H, Dv] and present caches [B, kv_heads, length, size], float64. `attributes`: instead of the case's."""
     node = _native.GroupQueryAttention(attributes or case.attributes(), isa)
-    output, keys, values = node.run(case.kind, sizes_of(case), tensors_of(case), threads, in_place, types_of(case))
+    return decoded(case, node.run(case.kind, sizes_of(case), tensors_of(case), threads, in_place, types_of(case)))
+
+
+def decoded(case: AttentionCase, answer: tuple[np.ndarray, ...]) -> Answer:
+    """The binding's answer as `run_native` gives it."""
+    output, keys, values = answer
     lead = (case.query.shape[0], case.kv_heads, case.length)
     return (
         decode(output, case.kind).reshape(*case.query.shape[:3], case.value.shape[3]),
@@ -74,8 +79,9 @@ def run_native(
     )
 
 
-def assert_answers(case: AttentionCase, answer: Answer, *, isa: str = "", in_place: bool = False) -> None:
-    """Output and caches are those of the reference. In place, rows that belong to no key are as they were."""
+def assert_answers(case: AttentionCase, answer: Answer, *, isa: str = "", in_place: bool = False, cuts: int = 0) -> None:
+    """Output and caches are those of the reference. In place, rows that belong to no key are as they were. `cuts`: of the
+    reference's `attend`."""
     output, keys, values = answer
     expected_keys, expected_values = present_caches(case)
     for b in range(len(output)):
@@ -83,7 +89,7 @@ def assert_answers(case: AttentionCase, answer: Answer, *, isa: str = "", in_pla
         own = (b, slice(None), slice(length))
         np.testing.assert_array_equal(values[own], expected_values[own])
         assert_inside(keys[own], expected_keys.values[own], expected_keys.errors[own], "present_key")
-    expected = attend(case, keys, values, product_type(isa, case.kind))
+    expected = attend(case, keys, values, product_type(isa, case.kind), cuts)
     assert_inside(output, expected.values, expected.errors, "output")
 
 

@@ -237,11 +237,15 @@ def visible(case: AttentionCase, batch: int) -> np.ndarray:
     return seen & (position < past + rows)
 
 
-def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray, products: str = "float") -> Bounded:
+def attend(
+    case: AttentionCase, keys: np.ndarray, values: np.ndarray, products: str = "float", cuts: int = 0
+) -> Bounded:
     """The output, [B, S, H, Dv], given what the present caches hold (float64, of the type `kind`).
 
     With `products` of bfloat16 queries and weights are rounded to it. Not those of keys with an odd number of elements; a
     unit of one or two rows stays in float32, and inside this bound.
+
+    `cuts`: stretches of keys that are summed by themselves, besides those that a mask leaves and parts of long sequences.
 
     The keys are the operator's own, since it reads them rounded to the type of the cache; `present_caches` bounds them.
     """
@@ -261,7 +265,7 @@ def attend(case: AttentionCase, keys: np.ndarray, values: np.ndarray, products: 
             some = seen.any(axis=0)
             score = _scores(case, row, keys[b, kv][some], _bias(case, b, h, rows, some), products)
             out[b, :rows, h], errors[b, :rows, h] = _weighted(
-                case, score, seen[:, some], values[b, kv][some], _sink(case, h), _runs(case, b), products
+                case, score, seen[:, some], values[b, kv][some], _sink(case, h), _runs(case, b), products, cuts
             )
     return Bounded(out, errors)
 
@@ -319,7 +323,7 @@ def _scores(case: AttentionCase, q: Bounded, keys: np.ndarray, bias: np.ndarray 
 
 def _weighted(
     case: AttentionCase, score: Bounded, seen: np.ndarray, values: np.ndarray, sink: float, runs: int,
-    products: str,
+    products: str, cuts: int,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Σ w·v / (Σ w + sink) with w = e^(score - the largest), and its error: [rows, Dv] each.
 
@@ -327,7 +331,7 @@ def _weighted(
     the error of its score and u for each unit of distance to the maximum (the distances between successive maxima add up
     to that), the exponential's error, and for each block of keys at most one more exponential and product, where the maximum
     moves, and two of these at the end, where parts are merged. Blocks begin anew with each run of keys. Sums are of as many
-    terms as there are keys, blocks and parts.
+    terms as there are keys, blocks and parts. Each cut begins a block, and may be a part.
     Products of bfloat16 round each weight of the numerator once more.
     With numerator n ± N and denominator d ± D the quotient's error is at most (N + |n / d|·D) / (d - D). Where D is near d or
     beyond it (scores whose own errors are near 1), it is still a mean of values with weights that are not negative, and as
@@ -336,9 +340,9 @@ def _weighted(
     keys = seen.shape[1]
     if keys == 0:
         return np.zeros((len(seen), values.shape[1])), np.zeros((len(seen), values.shape[1]))
-    blocks = -(-keys // _KEYS_OF_A_BLOCK) + runs
+    blocks = -(-keys // _KEYS_OF_A_BLOCK) + runs + cuts
     # One addition for each key, block and part, whatever the lanes; a few more for the lanes, the sink and the quotient.
-    terms = gamma(keys + blocks + keys // _KEYS_OF_A_PART + 16)
+    terms = gamma(keys + blocks + keys // _KEYS_OF_A_PART + cuts + 16)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         s = np.where(seen, score.values, -np.inf)
         most = np.maximum(s.max(axis=1, keepdims=True), sink)
