@@ -153,7 +153,7 @@ def test_whole_rows_on_a_node_need_no_sum():
 
 @pytest.mark.parametrize("inputs", [False, True])
 def test_a_tile_is_of_the_node_that_has_clearly_most_of_it(inputs):
-    even = cut(interleaved(4096 * 4096 * 2, 4096, 2), 4096, 4096, 2, rows_are_inputs=inputs)
+    even = cut(interleaved(4096 * 3072 * 2, 4096, 2), 4096, 3072, 2, rows_are_inputs=inputs)
     assert {item["most"] for item in even["items"]} == {None}
     large = cut(interleaved(4096 * 4096 * 2, 8 << 20, 2), 4096, 4096, 2, rows_are_inputs=inputs)
     assert all(item["most"] == item["node"] for item in large["items"])
