@@ -130,7 +130,7 @@ void AttentionCall::queue_items() {
   queues_.begin(kSteps, placement_->threads->nodes);
   for (uint32_t i = 0; i < cache_->items().size(); ++i) queues_.add(kUpdate, plan::kUnknownNode, i);
   queue_units();
-  claims_ = std::make_unique<runtime::NodeClaims>(queues_, *placement_->threads);
+  claims_ = std::make_unique<runtime::NodeClaims>(queues_, *placement_->threads, runtime::Limit::kMemory);
 }
 
 // Those of a node in shares as claim() makes them.

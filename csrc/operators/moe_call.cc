@@ -163,7 +163,9 @@ void MoeCall::queue_items() {
         queues_.add(s, node_of(step, e, i), static_cast<uint32_t>(first + i));
     }
   }
-  claims_ = std::make_unique<runtime::NodeClaims>(queues_, nodes_->threads(), nodes_->expected());
+  const bool few = std::all_of(active_.begin(), active_.end(), [](const ActiveCall& call) { return call.nodes; });
+  claims_ = std::make_unique<runtime::NodeClaims>(
+      queues_, nodes_->threads(), few ? runtime::Limit::kMemory : runtime::Limit::kArithmetic, nodes_->expected());
 }
 
 // Where the weights of an item lie, for the most part.

@@ -95,7 +95,7 @@ class Claims {
  public:
   // queues: for each step, the items of each node and, last, those of anyone.
   Claims(const std::vector<std::vector<std::vector<uint32_t>>>& queues, const std::vector<std::vector<uint32_t>>& distances,
-         const std::vector<uint32_t>& expected)
+         const std::vector<uint32_t>& expected, bool in_memory)
       : threads_{distances.size(), distances, nullptr}, expected_(new std::atomic<uint32_t>[distances.size()]()) {
     for (size_t n = 0; n < std::min(expected.size(), distances.size()); ++n) expected_[n] = expected[n];
     queues_.begin(queues.size(), distances.size());
@@ -105,7 +105,8 @@ class Claims {
       for (size_t queue = 0; queue < queues[step].size(); ++queue)
         for (const uint32_t item : queues[step][queue]) queues_.add(step, node(queue), item);
     }
-    claims_ = std::make_unique<runtime::NodeClaims>(queues_, threads_, expected_.get());
+    claims_ = std::make_unique<runtime::NodeClaims>(
+        queues_, threads_, in_memory ? runtime::Limit::kMemory : runtime::Limit::kArithmetic, expected_.get());
   }
 
   void arrive(const std::optional<uint32_t>& of) { claims_->arrive(of ? node(*of) : plan::kUnknownNode); }
@@ -132,8 +133,8 @@ class Claims {
 void bind_node_plan(py::module_& m) {
   py::class_<Claims>(m, "NodeClaims", "Who takes which item on a machine of several nodes; a node is None where it is not known.")
       .def(py::init<const std::vector<std::vector<std::vector<uint32_t>>>&, const std::vector<std::vector<uint32_t>>&,
-                    const std::vector<uint32_t>&>(),
-           py::arg("queues"), py::arg("distances"), py::arg("expected") = std::vector<uint32_t>{})
+                    const std::vector<uint32_t>&, bool>(),
+           py::arg("queues"), py::arg("distances"), py::arg("expected") = std::vector<uint32_t>{}, py::arg("in_memory") = false)
       .def("arrive", &Claims::arrive, py::arg("node"))
       .def("claim", &Claims::claim, py::arg("step"), py::arg("node"))
       .def("claim_abandoned", &Claims::claim_abandoned, py::arg("step"));

@@ -16,9 +16,10 @@ void NodeQueues::begin(size_t steps, size_t nodes) {
   for (std::vector<uint32_t>& list : lists_) list.clear();
 }
 
-NodeClaims::NodeClaims(const NodeQueues& queues, const ThreadNodes& threads, const std::atomic<uint32_t>* expected)
+NodeClaims::NodeClaims(const NodeQueues& queues, const ThreadNodes& threads, Limit limit, const std::atomic<uint32_t>* expected)
     : queues_(queues),
       threads_(threads),
+      limit_(limit),
       expected_(expected),
       next_(new Counter[queues.steps() * (queues.nodes() + 1)]),
       arrived_(new Counter[queues.nodes() + 1]) {}
@@ -44,11 +45,20 @@ uint32_t NodeClaims::take(size_t step, size_t queue) {
   return at < items.size() ? items[at] : kNoItem;
 }
 
-// Where every thread has as much to do as another, nodes end a step at nearly the same time, and one that is late for a while is
-// not helped before this share of its items: remote reads would slow it down. A node with more work for each of its threads than
-// the helper's has is behind by plan, and is helped as soon as that pays.
-constexpr uint32_t kLateShare = 4;
-constexpr uint64_t kBehindPercent = 125;
+// A node with more to do for each of its threads than the helper's node had is behind by plan, and is helped as soon as that pays.
+// Where memory is the limit, a node's own threads use all that its memory gives, and a helper adds nothing unless they are few.
+constexpr uint64_t kBehindPercent = 125, kBehindInMemoryPercent = 200, kFewThreadsPercent = 80;
+// Other nodes end a step at nearly the same time. One that is late for a while is not helped before this share of its items:
+// remote reads would slow it down.
+constexpr uint32_t kLateShare = 8, kLateInMemoryShare = 2;
+
+bool NodeClaims::is_behind(size_t step, size_t queue, plan::Node helper) const {
+  const uint64_t own = threads_on(queue), of_helper = std::max<uint32_t>(1, threads_on(helper));
+  const uint64_t items = queues_.items(step, queue).size(), helpers_items = queues_.items(step, helper).size();
+  const uint64_t percent = limit_ == Limit::kMemory ? kBehindInMemoryPercent : kBehindPercent;
+  const bool few = own * 100 < of_helper * kFewThreadsPercent;
+  return items * of_helper * 100 > helpers_items * own * (few ? kBehindPercent : percent);
+}
 
 // A helper needs as much longer for an item as the memory is farther away, so what the node's own threads do in that time is
 // left to them. A node without threads has none to leave it to.
@@ -58,9 +68,8 @@ bool NodeClaims::wants_help(size_t step, size_t queue, plan::Node helper) const 
   if (queues_.queue_of(helper) == queues_.nodes()) return true;
   const std::vector<uint32_t>& distances = threads_.distances[helper];
   if (uint64_t{items} * distances[helper] <= uint64_t{own} * distances[queue]) return false;
-  const uint64_t all = queues_.items(step, queue).size(), of_helper = queues_.items(step, helper).size();
-  const bool behind = all * threads_on(helper) * 100 > of_helper * own * kBehindPercent;
-  return behind || items > all / kLateShare;
+  const uint32_t share = limit_ == Limit::kMemory ? kLateInMemoryShare : kLateShare;
+  return is_behind(step, queue, helper) || items > queues_.items(step, queue).size() / share;
 }
 
 uint32_t NodeClaims::claim_abandoned(size_t step) {

@@ -48,10 +48,13 @@ class NodeQueues {
   std::vector<std::vector<uint32_t>> lists_;
 };
 
+// What a region's threads spend their time with.
+enum class Limit : uint8_t { kMemory, kArithmetic };
+
 class NodeClaims {
  public:
   // expected: threads of each node that have come to earlier regions; null: not known.
-  NodeClaims(const NodeQueues& queues, const ThreadNodes& threads, const std::atomic<uint32_t>* expected = nullptr);
+  NodeClaims(const NodeQueues& queues, const ThreadNodes& threads, Limit limit, const std::atomic<uint32_t>* expected = nullptr);
 
   // Once by each thread, before its first claim.
   void arrive(plan::Node node);
@@ -69,11 +72,13 @@ class NodeClaims {
   uint32_t take(size_t step, size_t queue);
   uint32_t left(size_t step, size_t queue) const;
   uint32_t threads_on(size_t queue) const;
+  bool is_behind(size_t step, size_t queue, plan::Node helper) const;
   bool wants_help(size_t step, size_t queue, plan::Node helper) const;
   Counter& next(size_t step, size_t queue) const { return next_[step * (queues_.nodes() + 1) + queue]; }
 
   const NodeQueues& queues_;
   const ThreadNodes& threads_;
+  const Limit limit_;
   const std::atomic<uint32_t>* const expected_;
   std::unique_ptr<Counter[]> next_;     // of each step and queue
   std::unique_ptr<Counter[]> arrived_;  // threads of each node

@@ -14,8 +14,8 @@ TWO = [[10, 20], [20, 10]]
 FAR = [[10, 30], [30, 10]]
 
 
-def claims(queues: list[list[list[int]]], distances=None, arrived=(), expected=()) -> _native.NodeClaims:
-    made = _native.NodeClaims(queues, distances or TWO, list(expected))
+def claims(queues: list[list[list[int]]], distances=None, arrived=(), expected=(), in_memory=False) -> _native.NodeClaims:
+    made = _native.NodeClaims(queues, distances or TWO, list(expected), in_memory)
     for node in arrived:
         made.arrive(node)
     return made
@@ -45,13 +45,22 @@ def test_a_node_with_threads_keeps_what_they_can_do_in_the_time_of_a_helper():
     assert take_all(claims([[[], list(range(10)), []]], TWO, [0, 1, 1, 1]), 0) == list(range(4))
 
 
-def test_a_node_with_as_much_to_do_is_helped_only_where_it_is_late_by_a_quarter():
-    made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 1])
-    assert [item for item in take_all(made, 0) if item >= 100] == list(range(100, 130))
-    made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 1])
-    for _ in range(30):
+@pytest.mark.parametrize(("in_memory", "left"), [(False, 5), (True, 20)])
+def test_a_node_with_as_much_to_do_is_helped_only_where_it_is_late(in_memory, left):
+    """By an eighth; by half where memory is the limit."""
+    made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 1], in_memory=in_memory)
+    assert [item for item in take_all(made, 0) if item >= 100] == list(range(100, 140 - left))
+    made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 1], in_memory=in_memory)
+    for _ in range(40 - left):
         made.claim(0, 1)
     assert take_all(made, 0) == list(range(40))
+
+
+@pytest.mark.parametrize(("in_memory", "left"), [(False, 2), (True, 20)])
+def test_half_as_much_again_is_behind_unless_memory_is_the_limit(in_memory, left):
+    """Its own threads have all that a node's memory gives."""
+    made = claims([[list(range(26)), list(range(100, 140)), []]], TWO, [0, 1], in_memory=in_memory)
+    assert [item for item in take_all(made, 0) if item >= 100] == list(range(100, 140 - left))
 
 
 def test_threads_that_came_before_are_waited_for_but_not_for_ever():
@@ -66,8 +75,9 @@ def test_what_a_node_with_threads_has_is_never_abandoned():
     assert made.claim_abandoned(1) is None
 
 
-def test_fewer_threads_for_as_much_is_behind_by_plan():
-    made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 0, 0, 1])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_fewer_threads_for_as_much_is_behind_by_plan(in_memory):
+    made = claims([[list(range(40)), list(range(100, 140)), []]], TWO, [0, 0, 0, 1], in_memory=in_memory)
     for _ in range(36):
         made.claim(0, 1)
     assert take_all(made, 0) == [*range(40), 136, 137]
@@ -78,9 +88,10 @@ def test_fewer_threads_for_as_much_is_behind_by_plan():
     sizes=st.lists(st.lists(st.integers(0, 30), min_size=4, max_size=4), min_size=1, max_size=4),
     threads=st.lists(st.none() | st.integers(0, 2), min_size=1, max_size=8),
     expected=st.lists(st.integers(0, 3), max_size=3),
+    in_memory=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_everything_is_done_once_by_threads_that_go_step_by_step(sizes, threads, expected, seed):
+def test_everything_is_done_once_by_threads_that_go_step_by_step(sizes, threads, expected, in_memory, seed):
     """Whichever thread moves next: all items of a step are claimed when all threads have gone on from it, but for those of
     nodes whose threads did not come."""
     number, queues = 0, []
@@ -90,7 +101,7 @@ def test_everything_is_done_once_by_threads_that_go_step_by_step(sizes, threads,
             queues[-1].append(list(range(number, number + size)))
             number += size
     distances = [[10 if a == b else 20 for b in range(3)] for a in range(3)]
-    made = claims(queues, distances, threads, expected)
+    made = claims(queues, distances, threads, expected, in_memory)
     rng, at, done = random.Random(seed), [0] * len(threads), []
     while any(step < len(sizes) for step in at):
         thread = rng.choice([t for t, step in enumerate(at) if step < len(sizes)])
