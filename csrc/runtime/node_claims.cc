@@ -47,10 +47,10 @@ uint32_t NodeClaims::take(size_t step, size_t queue) {
 
 // A node with more to do for each of its threads than the helper's node had is behind by plan, and is helped as soon as that pays.
 // Where memory is the limit, a node's own threads use all that its memory gives, and a helper adds nothing unless they are few.
-constexpr uint64_t kBehindPercent = 125, kBehindInMemoryPercent = 200, kFewThreadsPercent = 80;
-// Other nodes end a step at nearly the same time. One that is late for a while is not helped before this share of its items:
-// remote reads would slow it down.
-constexpr uint32_t kLateShare = 8, kLateInMemoryShare = 2;
+constexpr uint64_t kBehindPercent = 125, kBehindInMemoryPercent = 400, kFewThreadsPercent = 80;
+// Other nodes end a step at nearly the same time. One that is late for a while is not helped before this share of its items is
+// left: remote reads would slow it down.
+constexpr uint64_t kLatePercent = 12, kLateInMemoryPercent = 75;
 
 bool NodeClaims::is_behind(size_t step, size_t queue, plan::Node helper) const {
   const uint64_t own = threads_on(queue), of_helper = std::max<uint32_t>(1, threads_on(helper));
@@ -68,8 +68,8 @@ bool NodeClaims::wants_help(size_t step, size_t queue, plan::Node helper) const 
   if (queues_.queue_of(helper) == queues_.nodes()) return true;
   const std::vector<uint32_t>& distances = threads_.distances[helper];
   if (uint64_t{items} * distances[helper] <= uint64_t{own} * distances[queue]) return false;
-  const uint32_t share = limit_ == Limit::kMemory ? kLateInMemoryShare : kLateShare;
-  return is_behind(step, queue, helper) || items > queues_.items(step, queue).size() / share;
+  const uint64_t late = limit_ == Limit::kMemory ? kLateInMemoryPercent : kLatePercent;
+  return is_behind(step, queue, helper) || items * 100 > queues_.items(step, queue).size() * late;
 }
 
 uint32_t NodeClaims::claim_abandoned(size_t step) {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support import numa_lab
 from support.moe_weights import MoeSpec
+from support.numa_attention import NumaAttention, write_attention
 from support.numa_lab import Case, Counts, Machine
 from support.numa_models import NumaModel, write_model
 
@@ -51,9 +52,9 @@ class Result:
 
 
 class Lab:
-    def __init__(self, items: list[pytest.Item], model: Callable[[str], NumaModel]) -> None:
+    def __init__(self, items: list[pytest.Item], model: Callable[[str], NumaModel], attention: NumaAttention) -> None:
         self._cases = list(dict.fromkeys(item.callspec.params["case"] for item in items if "case" in _params(item)))
-        self._model = model
+        self._model, self._attention = model, attention
         self._results: dict[Machine, dict[str, Result] | Exception] = {}
         self.measured: list[str] = []
 
@@ -86,6 +87,8 @@ class Lab:
         arguments = dict(case.arguments)
         if case.kind == "session":
             arguments |= {"model": str(self._model(arguments["model"]).folder), "block": blocks[case.name]}
+        if case.kind == "attention":
+            arguments |= {"model": str(self._attention.folder), "block": blocks[case.name]}
         if case.kind == "load":
             arguments["models"] = [str(self._model(name).folder) for name in arguments["models"]]
         return arguments
@@ -114,10 +117,17 @@ def numa_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Numa
 
 
 @pytest.fixture(scope="session")
-def lab(request: pytest.FixtureRequest, numa_model: Callable[[str], NumaModel]) -> Lab:
+def numa_attention(tmp_path_factory: pytest.TempPathFactory) -> NumaAttention:
+    return write_attention(tmp_path_factory.mktemp("numa-attention") / "model")
+
+
+@pytest.fixture(scope="session")
+def lab(
+    request: pytest.FixtureRequest, numa_model: Callable[[str], NumaModel], numa_attention: NumaAttention
+) -> Lab:
     if reason := numa_lab.why_not():
         pytest.skip(f"THE NUMA LAB DID NOT RUN: {reason}")
-    made = Lab(request.session.items, numa_model)
+    made = Lab(request.session.items, numa_model, numa_attention)
     request.config.stash[_LAB] = made
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attention_case
 import counter_case
 import load_case
 import machine_case
@@ -11,5 +12,6 @@ KINDS = {
     "machine": machine_case.run,
     "counter": counter_case.run,
     "session": session_case.run,
+    "attention": attention_case.run,
     "load": load_case.run,
 }
