@@ -9,6 +9,8 @@ namespace {
 constexpr size_t kSumsShare = 8;
 // Half of it is less than a hundredth of a page of 4 KB.
 constexpr size_t kMostCutBytes = 64;
+// What a vector of the narrowest level takes.
+constexpr size_t kLeastCutBytes = 16;
 // The tokens of an item, as in plan/work.h.
 constexpr size_t kMostTokens = 256;
 
@@ -87,8 +89,9 @@ std::unique_ptr<plan::NodePartition> MoeNodes::cut(const Matrix& matrix, size_t 
   const bool by_outputs = matrix.layout == Layout::kNK;
   // Activations in blocks are best read by whole blocks. A cut beside a page's end leaves half a step on its wrong side.
   const bool blocks = kernels.activations(matrix.type) == DataType::kBF16;
+  const size_t step = by_outputs && blocks ? kMostCutBytes : kLeastCutBytes;
   const plan::PartitionRule rule = {by_outputs ? plan::RowsAre::kOutputs : plan::RowsAre::kInputs,
-                                    by_outputs && blocks ? static_cast<uint32_t>(kMostCutBytes / size_of(matrix.type)) : 8,
+                                    static_cast<uint32_t>(step / size_of(matrix.type)),
                                     plan::item_bytes(place.stored, placement.thread_count)};
   return std::make_unique<plan::NodePartition>(map, place.stored, rule, &pool_, known);
 }
