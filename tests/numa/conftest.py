@@ -53,7 +53,8 @@ class Result:
 
 class Lab:
     def __init__(self, items: list[pytest.Item], model: Callable[[str], NumaModel], attention: NumaAttention) -> None:
-        self._cases = list(dict.fromkeys(item.callspec.params["case"] for item in items if "case" in _params(item)))
+        mine = (item for item in items if item.get_closest_marker("numa_lab") and "case" in _params(item))
+        self._cases = list(dict.fromkeys(item.callspec.params["case"] for item in mine))
         self._model, self._attention = model, attention
         self._results: dict[Machine, dict[str, Result] | Exception] = {}
         self.measured: list[str] = []

@@ -41,7 +41,7 @@ def specs(draw) -> MoeSpec:
 
 
 @every_level
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     data=st.data(),
     spec=specs(),
@@ -71,8 +71,8 @@ def test_any_node_on_any_placement(isa, data, spec, tokens, k, threads, bf16_com
 
 @every_level
 @pytest.mark.parametrize("layout", ["nk", "kn", "nk_interleaved", "kn_interleaved"])
-@pytest.mark.parametrize("kind", ["float", "float16", "bfloat16"])
-@pytest.mark.parametrize("count", [1, 9, 120])
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 40])
 def test_equal_bits_whoever_does_what(isa, layout, kind, count):
     """The nodes of the threads, their number, and who helps whom change nothing."""
     weights = make_weights(MoeSpec(5, 640, 200, layout, layout[:2], windows=(kind,), bias=True))
@@ -96,11 +96,10 @@ def test_equal_bits_whoever_does_what(isa, layout, kind, count):
 def test_sizes_of_models_on_pages_of_4_kb(isa, hidden, intermediate, layout, kind):
     """The window begins mid-page."""
     weights = make_weights(MoeSpec(2, hidden, intermediate, layout, layout, windows=(kind,)))
-    for nodes in (2, 4):
-        numa = nodes_for(weights, lambda size: interleaved(size, 4096, nodes, phase=1000), nodes, range(nodes))  # noqa: B023
-        for count in (1, 5):
-            inputs = make_tokens(random_ids(count, 1, 2), hidden)
-            assert_within(NativeMoe(weights, isa, guard=True, numa=numa).run(inputs, 3), expected(weights, inputs, isa))
+    numa = nodes_for(weights, lambda size: interleaved(size, 4096, 4, phase=1000), 4, range(4))
+    for count in (1, 5):
+        inputs = make_tokens(random_ids(count, 1, 2), hidden)
+        assert_within(NativeMoe(weights, isa, guard=True, numa=numa).run(inputs, 3), expected(weights, inputs, isa))
 
 
 @every_level
@@ -160,7 +159,7 @@ def test_more_tokens_than_a_block(isa, layout, kind):
     """The last block of activations may lie otherwise than the others, and inputs are taken from the middle of both."""
     weights = make_weights(MoeSpec(1, 1440, 1440, layout, layout, windows=(kind,)))
     node = NativeMoe(weights, isa, guard=True, numa=nodes_for(weights, lambda size: interleaved(size, 4096, 2), 2))
-    for count in (16, 17, 18, 33):
+    for count in (16, 18):
         inputs = make_tokens(np.zeros((count, 1), np.int64), 1440)
         assert_within(node.run(inputs, 2), expected(weights, inputs, isa))
 
