@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import numa_lab
-from support.numa_checks import remote_share
+from support.numa_checks import assert_local, remote_shares
 from support.numa_lab import ODD, THREE, TWO, Counts, Machine, read_counts
 
 LAB = numa_lab.VM.parent
@@ -80,25 +80,28 @@ def counts_of(machine: Machine, load: list[list[int]]) -> Counts:
     return Counts(array, np.zeros_like(array))
 
 
-def test_the_remote_share():
+def test_the_remote_shares():
     local = counts_of(TWO, [[4, 0], [4, 0], [0, 4], [0, 4]])
-    assert remote_share([local], TWO) == 0
+    assert remote_shares([local], TWO) == 0
     disturbed = counts_of(TWO, [[4, 4], [4, 4], [4, 4], [4, 4]])
-    assert remote_share([local, disturbed, local], TWO) == 0
-    assert remote_share([counts_of(TWO, [[4, 4], [4, 4], [4, 4], [4, 4]])], TWO) == 0.5
+    assert remote_shares([local, disturbed, local], TWO).tolist() == [0, 0.5, 0]
+    assert_local(remote_shares([disturbed, local], TWO))
+    with pytest.raises(AssertionError):
+        assert_local(remote_shares([disturbed], TWO))
+    assert remote_shares([counts_of(TWO, [[4, 4], [4, 4], [4, 4], [4, 4]])], TWO) == 0.5
     # CPU 2 has no thread, so node 1 is read by CPU 3 alone.
-    assert remote_share([counts_of(TWO, [[4, 1], [4, 0], [9, 0], [0, 7]])], TWO, [0, 1, 3]) == 1 / 16
+    assert remote_shares([counts_of(TWO, [[4, 1], [4, 0], [9, 0], [0, 7]])], TWO, [0, 1, 3]) == 1 / 16
 
 
 def test_what_nothing_can_be_done_about_is_left_out():
     """CPU 3's node has no memory; node 3 has no CPUs."""
-    assert remote_share([counts_of(ODD, [[5, 0, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]])], ODD) == 0
-    assert remote_share([counts_of(ODD, [[5, 5, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]])], ODD) == 0.25
+    assert remote_shares([counts_of(ODD, [[5, 0, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]])], ODD) == 0
+    assert remote_shares([counts_of(ODD, [[5, 5, 0, 3], [0, 5, 0, 3], [0, 5, 0, 3], [7, 7, 0, 7]])], ODD) == 0.25
 
 
 def test_nothing_read_is_no_success():
     with pytest.raises(AssertionError, match="nothing was read"):
-        remote_share([counts_of(TWO, [[0, 0]] * 4)], TWO)
+        remote_shares([counts_of(TWO, [[0, 0]] * 4)], TWO)
 
 
 def test_a_machine_in_options():

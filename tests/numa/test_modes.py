@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.numa_checks import MOST_REMOTE, assert_right, describe, remote_share
+from support.numa_checks import assert_local, assert_right, describe, remote_shares
 from support.numa_lab import FOUR, ONE, TWO, Case
 
 pytestmark = pytest.mark.numa_lab
@@ -37,12 +37,12 @@ def test_off_gives_the_bits_of_one_node(case: Case, lab, numa_model):
 def test_bind_places_rows(case: Case, lab, numa_model):
     """N05."""
     result = lab.run(case)
-    share = remote_share(result.runs, case.machine)
-    lab.measured.append(describe(case, result.counts, result["pages"], share))
+    shares = remote_shares(result.runs, case.machine)
+    lab.measured.append(describe(case, result.counts, result["pages"], shares))
     assert_right(result["y"], numa_model(case.arguments["model"]))
     assert result["equal"]
     counts = [result["pages"].get(str(node), 0) for node in case.machine.nodes]
     assert min(counts) >= 0.9 * sum(counts) / len(counts)
     # Each of an expert's three matrices is cut once for each node. Interleaved, every page would be a run of its own.
     assert result["runs"] <= 2 * 3 * numa_model(case.arguments["model"]).weights.attributes["num_experts"] * len(counts)
-    assert share <= MOST_REMOTE
+    assert_local(shares)

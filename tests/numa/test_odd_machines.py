@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.numa_checks import MOST_REMOTE, assert_right, chosen_bytes, describe, remote_share
+from support.numa_checks import assert_local, assert_right, chosen_bytes, describe, remote_shares
 from support.numa_lab import FOUR, ODD, THREE, TWO, Case
 
 pytestmark = pytest.mark.numa_lab
@@ -57,10 +57,10 @@ def test_results_are_right_and_equal(case: Case, lab, numa_model):
 @pytest.mark.parametrize("case", [*LOCAL, *COUNTED], ids=str)
 def test_reads(case: Case, lab):
     result = lab.run(case)
-    share = remote_share(result.runs, case.machine, cpus_with_threads(case))
-    lab.measured.append(describe(case, result.counts, result["pages"], share))
+    shares = remote_shares(result.runs, case.machine, cpus_with_threads(case))
+    lab.measured.append(describe(case, result.counts, result["pages"], shares))
     if case in LOCAL:
-        assert share <= MOST_REMOTE
+        assert_local(shares)
 
 
 @pytest.mark.parametrize("case", COUNTED[:2], ids=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.numa_checks import MOST_REMOTE, assert_right, describe, remote_share
+from support.numa_checks import assert_local, assert_right, describe, remote_shares
 from support.numa_lab import FOUR, TWO, Case
 
 pytestmark = pytest.mark.numa_lab
@@ -29,7 +29,7 @@ def warnings(stderr: str) -> list[str]:
 def test_a_model_on_one_node_is_warned_of_once(case: Case, lab, numa_model):
     result = lab.run(case)
     assert list(result["pages"]) == ["0"], "the windows should lie on node 0"
-    lab.measured.append(describe(case, result.counts, result["pages"], remote_share(result.runs, case.machine)))
+    lab.measured.append(describe(case, result.counts, result["pages"], remote_shares(result.runs, case.machine)))
     assert_right(result["y"], numa_model(case.arguments["model"]))
     assert result["equal"]
     (warning,) = warnings(result["stderr"])
@@ -39,12 +39,12 @@ def test_a_model_on_one_node_is_warned_of_once(case: Case, lab, numa_model):
 @pytest.mark.parametrize("case", PLACED_AGAIN, ids=str)
 def test_interleave_places_it_again(case: Case, lab, numa_model):
     result = lab.run(case)
-    share = remote_share(result.runs, case.machine)
-    lab.measured.append(describe(case, result.counts, result["pages"], share))
+    shares = remote_shares(result.runs, case.machine)
+    lab.measured.append(describe(case, result.counts, result["pages"], shares))
     assert_right(result["y"], numa_model(case.arguments["model"]))
     assert result["equal"]
     assert warnings(result["stderr"]) == []
     counts = [result["pages"].get(str(node), 0) for node in case.machine.nodes]
     # In whole huge pages.
     assert max(counts) - min(counts) <= 2 * 512
-    assert share <= MOST_REMOTE
+    assert_local(shares)
