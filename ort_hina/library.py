@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .errors import OrtHinaError
@@ -33,6 +34,22 @@ def library_path() -> str:
     import ort_hina
 
     return _find(Path(folder) for folder in ort_hina.__path__)
+
+
+def native_module() -> ModuleType:
+    """The compiled module ``ort_hina._native``.
+
+    Raises:
+        OrtHinaError: it was not built.
+    """
+    try:
+        from . import _native
+    except ImportError as error:
+        raise OrtHinaError(
+            f"the compiled module ort_hina._native cannot be imported ({error}): "
+            "install the package (pip install ort-hina), or build it in the source tree (make build)"
+        ) from error
+    return _native
 
 
 def _find(package_folders: Iterable[Path]) -> str:

@@ -100,14 +100,9 @@ def machine() -> MachineInfo:
 def _kernels() -> tuple[list[dict], dict]:
     """All sets of kernels, best first, and the chosen one: from the library's own dispatch, not guessed again here."""
     from .errors import OrtHinaError
+    from .library import native_module
 
-    try:
-        from . import _native
-    except ImportError as error:
-        raise OrtHinaError(
-            f"the compiled module ort_hina._native cannot be imported ({error}): "
-            "install the package (pip install ort-hina), or build it in the source tree (make build)"
-        ) from error
+    _native = native_module()
     try:
         return _native.isa_levels(), _native.chosen_isa()
     except (RuntimeError, ValueError) as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import OrtHinaError
+from .library import native_module
 
 if TYPE_CHECKING:
     from onnxruntime import SessionOptions
@@ -77,7 +78,7 @@ def topology(
         sysfs, status: where the kernel's files are.
         cpus: that the process may use. None: those that its threads may run on, all threads together.
     """
-    found = _native().topology(os.fspath(sysfs), os.fspath(status), list(cpus or ()))
+    found = native_module().topology(os.fspath(sysfs), os.fspath(status), list(cpus or ()))
     nodes = (Node(**{key: tuple(value) if isinstance(value, list) else value for key, value in node.items()})
              for node in found["nodes"])  # fmt: skip
     return Topology(tuple(nodes), tuple(map(tuple, found["cores"])))
@@ -173,14 +174,3 @@ def pin_threads(
 
 # The parameters `topology` above hide the function.
 _this_machine = topology
-
-
-def _native():
-    try:
-        from . import _native
-    except ImportError as error:
-        raise OrtHinaError(
-            f"the compiled module ort_hina._native cannot be imported ({error}): "
-            "install the package (pip install ort-hina), or build it in the source tree (make build)"
-        ) from error
-    return _native

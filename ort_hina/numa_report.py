@@ -18,9 +18,9 @@ from .graph_passes.cleanup import remove_unused
 from .graph_passes.moe_layer import MoELayer
 from .graph_passes.moe_node import is_moe_node, make_replacement
 from .graph_passes.weight_windows import byte_range
-from .library import onnxruntime_version
+from .library import native_module, onnxruntime_version
 from .model_file import ModelFile, read_model
-from .numa import Topology, _native, topology
+from .numa import Topology, topology
 from .report import human_bytes
 
 # A remote share from which on something should be done.
@@ -187,11 +187,11 @@ class _PageCache:
         data, tells = self._file(location)
         address = data.ctypes.data + begin
         if self._touch:
-            return end - begin, _native().query_placement(address, end - begin)
+            return end - begin, native_module().query_placement(address, end - begin)
         if not tells:
             return None, []
-        resident = _native().resident_pages(address, end - begin)
-        found = [run for first, last in resident for run in _native().query_placement(address + first, last - first)]
+        resident = native_module().resident_pages(address, end - begin)
+        found = [run for first, last in resident for run in native_module().query_placement(address + first, last - first)]
         return sum(last - first for first, last in resident), found
 
     def _file(self, location: str) -> tuple[np.ndarray, bool]:

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <memory>
 #include <optional>
 
@@ -72,8 +73,13 @@ class NativeMoe {
     if (nodes_ && nodes_->placement.maps.size() != views.size())
       throw std::invalid_argument("numa: expected a map for each window");
     moe_ = std::make_unique<operators::Moe>(moe_attributes(attributes), views, isa_by_name(isa), bf16_compute);
-    if (nodes_) moe_->share_out(views, nodes_->placement);
+    if (!nodes_) return;
+    const auto begin = std::chrono::steady_clock::now();
+    moe_->share_out(views, nodes_->placement);
+    share_out_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
+
+  double share_out_seconds() const { return share_out_seconds_; }
 
   Bytes run(const Bytes& x, const std::string& x_type, const std::optional<py::array>& ids,
             const std::optional<Bytes>& weights, const std::string& weights_type, size_t threads,
@@ -122,6 +128,7 @@ class NativeMoe {
   std::vector<std::pair<Bytes, std::string>> windows_;
   std::unique_ptr<MadeUpNodes> nodes_;
   std::unique_ptr<operators::Moe> moe_;
+  double share_out_seconds_ = 0;
 };
 
 }  // namespace
@@ -132,6 +139,7 @@ void bind_moe(py::module_& m) {
                     const std::optional<py::dict>&>(),
            py::arg("attributes"), py::arg("windows"), py::arg("isa") = "", py::arg("bf16_compute") = false,
            py::arg("numa") = py::none())
+      .def_property_readonly("share_out_seconds", &NativeMoe::share_out_seconds, "What planning for `numa` took.")
       .def("run", &NativeMoe::run, py::arg("x"), py::arg("x_type"), py::arg("ids") = py::none(),
            py::arg("weights") = py::none(), py::arg("weights_type") = "float", py::arg("threads") = 1,
            py::arg("addend") = py::none(),

@@ -56,14 +56,14 @@ class OnnxRuntimeLayer:
 
 
 class NativeLayer:
-    """The same operator without ONNX Runtime."""
+    """The same operator without ONNX Runtime. `numa`: memory nodes that are made up (as `_native.Moe` takes them)."""
 
     operator = "MoE native"
 
-    def __init__(self, directory: Path, setting: Setting) -> None:
+    def __init__(self, directory: Path, setting: Setting, numa: dict | None = None) -> None:
         window = np.memmap(directory / models.DATA_FILE, np.uint8, "r")
         attributes = models.moe_attributes(setting.stored, setting.dtype, setting.layout)
-        self.moe = _native.Moe(attributes, [(window, setting.dtype)], setting.isa, setting.bf16_compute)
+        self.moe = _native.Moe(attributes, [(window, setting.dtype)], setting.isa, setting.bf16_compute, numa)
         self._threads = setting.threads
 
     def seconds(self, workload: Workload, step: int) -> float:
