@@ -13,7 +13,7 @@ from support.numa_attention import NumaAttention, write_attention
 from support.numa_lab import Case, Counts, Machine
 from support.numa_models import NumaModel, write_model
 
-# Each has windows of about 20 MB: ten huge pages. Most begin in the middle of a page.
+# Most have windows of 8 to 20 MB: four to ten huge pages. Most begin in the middle of a page.
 SPECS = {
     "k768-nk-float": (MoeSpec(4, 768, 512, "nk", "nk", ("float",)), 4096 * 5 + 1236),
     "k768-kn-bfloat16": (MoeSpec(8, 768, 512, "kn", "kn", ("bfloat16",)), 4096 * 2 + 64),
@@ -21,6 +21,8 @@ SPECS = {
     "k2880-kn-float": (MoeSpec(3, 2880, 192, "kn_interleaved", "kn", ("float",), bias=True), 4096 * 7 + 2000),
     "k14336-nk-bfloat16": (MoeSpec(3, 64, 14336, "nk", "nk", ("bfloat16",)), 3333),
     "k14336-kn-float": (MoeSpec(2, 64, 14336, "kn_concatenated", "kn", ("float",)), 0),
+    # 100 MB: enough huge pages for every step to have some on every node.
+    "large-nk-float": (MoeSpec(8, 2048, 512, "nk", "nk", ("float",)), 100),
 }
 
 

@@ -32,7 +32,17 @@ def cases() -> list[Case]:
     return made
 
 
-CASES = cases()
+def has_few_granules(case: Case) -> bool:
+    """Whether a step's weights lie in so few huge pages that one node may have several times the work of another, which then
+    helps: a matter of luck. (What was placed again, and tmpfs, have small pages.)"""
+    return case.arguments.get("storage") == "inline" and case.arguments["thp"] == "always"
+
+
+LARGE = [
+    Case(machine, "session", "large windows, inline, huge pages always", model="large-nk-float", thp="always", runs=RUNS, **INLINE)
+    for machine in (TWO, FOUR)
+]
+CASES = [*cases(), *LARGE]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -49,4 +59,5 @@ def test_threads_read_their_own_node(case: Case, lab, numa_model):
     lab.measured.append(describe(case, result.counts, result["pages"], shares))
     assert all(result["pages"].get(str(node), 0) for node in case.machine.nodes), "the windows do not lie on all nodes"
     assert result.counts.load.sum() >= RUNS * chosen_bytes(numa_model(case.arguments["model"]))
-    assert_local(shares)
+    if case in LARGE or not has_few_granules(case):
+        assert_local(shares)
