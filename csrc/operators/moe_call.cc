@@ -294,32 +294,17 @@ bool MoeCall::route_in_region(size_t i) {
 
 void MoeCall::participate(size_t participant) {
   const TileScope tiles(kernels_.level());
-  const plan::Node node = nodes_ ? nodes_->threads().current(participant) : plan::kUnknownNode;
-  size_t first = 0;  // number of the first item, among the claimed numbers
-  if (chunks_ > 1) {
-    first = 2 * chunks_;
-    size_t i;
-    do {
-      i = next_.fetch_add(1, std::memory_order_relaxed);
+  const size_t routing_items = chunks_ > 1 ? 2 * chunks_ : 0;
+  size_t i = take_number();
+  if (routing_items) {
+    for (; i < routing_items; i = take_number())
       if (!route_in_region(i)) return;
-    } while (i < first);
-    // The number that ended this is an item's.
+    if (!route_in_region(i)) return;
     runtime::await(placed_, static_cast<uint32_t>(chunks_));
-    uint8_t* const scratch = scratch_of(participant);
-    if (claims_) return work_by_nodes(node, scratch);
-    if (i - first >= work_.items()) return;
-    do_item(i - first, scratch);
   }
-  if (claims_) work_by_nodes(node, scratch_of(participant));
-  else work_in_order(first, scratch_of(participant));
-}
-
-void MoeCall::work_in_order(size_t first, uint8_t* scratch) {
-  for (;;) {
-    const size_t i = next_.fetch_add(1, std::memory_order_relaxed) - first;
-    if (i >= work_.items()) return;
-    do_item(i, scratch);
-  }
+  uint8_t* const scratch = scratch_of(participant);
+  if (claims_) return work_by_nodes(nodes_->threads().current(participant), scratch);
+  for (; i - routing_items < work_.items(); i = take_number()) do_item(i - routing_items, scratch);
 }
 
 void MoeCall::work_by_nodes(plan::Node node, uint8_t* scratch) {

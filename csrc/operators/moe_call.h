@@ -71,7 +71,7 @@ class MoeCall {
 
   void participate(size_t participant);
   bool route_in_region(size_t i);  // whether there is a plan to work on
-  void work_in_order(size_t first, uint8_t* scratch);
+  size_t take_number() { return next_.fetch_add(1, std::memory_order_relaxed); }
   void work_by_nodes(plan::Node node, uint8_t* scratch);
   void do_item(size_t number, uint8_t* scratch);
   void wait_for(const plan::WorkItem& item, uint8_t* scratch);
@@ -85,6 +85,7 @@ class MoeCall {
   void activate_rows(const plan::WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const;
   void activate_lanes(const plan::WorkItem& item, float* bias_scratch, float* gate, const float* up, size_t width) const;
   void gate_up_of_node(const plan::WorkItem& item, uint8_t* scratch) const;
+  NodeMatmul node_matmul(const plan::WorkItem& item, const kernels::MatmulKernel* kernel, const Activations& inputs) const;
   void finish_hidden(const plan::WorkItem& item, uint8_t* scratch) const;
   void pack_hidden(const ActiveCall& call, const plan::WorkItem& item, size_t row, size_t count, size_t rows, const float* h,
                    size_t ld) const;

@@ -215,18 +215,24 @@ void MoeCall::gate_up_chunk(const WorkItem& item, uint8_t* scratch) const {
   }
 }
 
+// But for its matrix and where its sums go.
+NodeMatmul MoeCall::node_matmul(const WorkItem& item, const kernels::MatmulKernel* kernel, const Activations& inputs) const {
+  NodeMatmul m = {};
+  m.pool = &nodes_->pool();
+  m.kernel = kernel;
+  m.base = base_;
+  m.inputs = inputs;
+  m.tokens = loads_[item.expert].rows;
+  return m;
+}
+
 void MoeCall::gate_up_of_node(const WorkItem& item, uint8_t* scratch) const {
   const ActiveCall& call = active_[item.expert];
   const size_t of_gate = call.nodes->gate->items().size(), width = gate_up_outputs();
   const bool is_gate = item.row < of_gate;
-  NodeMatmul m = {};
+  NodeMatmul m = node_matmul(item, call.gate_up, call.tokens);
   m.partition = is_gate ? call.nodes->gate.get() : call.nodes->up.get();
-  m.pool = &nodes_->pool();
   m.weights = is_gate ? &call.expert->gate : &call.expert->up;
-  m.kernel = call.gate_up;
-  m.base = base_;
-  m.inputs = call.tokens;
-  m.tokens = loads_[item.expert].rows;
   m.sums = at<float>(call.gate_up_parts) + (is_gate ? 0 : config_.intermediate);
   m.ld = width, m.distance = m.tokens * width;
   m.parts = call.gate_up_chunks;
@@ -235,14 +241,9 @@ void MoeCall::gate_up_of_node(const WorkItem& item, uint8_t* scratch) const {
 
 void MoeCall::down_of_node(const WorkItem& item, uint8_t* scratch) const {
   const ActiveCall& call = active_[item.expert];
-  NodeMatmul m = {};
+  NodeMatmul m = node_matmul(item, call.down, call.hidden);
   m.partition = call.nodes->down.get();
-  m.pool = &nodes_->pool();
   m.weights = &call.expert->down;
-  m.kernel = call.down;
-  m.base = base_;
-  m.inputs = call.hidden;
-  m.tokens = loads_[item.expert].rows;
   m.sums = at<float>(call.answers);
   m.ld = call.answer_stride, m.distance = m.tokens * call.answer_stride;
   m.parts = call.down_chunks;

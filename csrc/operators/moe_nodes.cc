@@ -5,8 +5,6 @@
 namespace ort_hina::operators {
 namespace {
 
-// Partial sums are at most this share of the weights.
-constexpr size_t kSumsShare = 8;
 // Half of it is less than a hundredth of a page of 4 KB.
 constexpr size_t kMostCutBytes = 64;
 // What a vector of the narrowest level takes.
@@ -103,7 +101,7 @@ void MoeNodes::expect(const runtime::NodeClaims& claims) const {
 
 bool MoeNodes::serves(const ExpertPartition& partition, size_t tokens) const {
   if (tokens <= plan::kPartitionTokens) return true;
-  const auto few = [&](size_t parts, size_t inputs) { return parts * tokens * sizeof(float) * kSumsShare <= inputs * element_; };
+  const auto few = [&](size_t parts, size_t inputs) { return parts * tokens * sizeof(float) * plan::kSumsShare <= inputs * element_; };
   return tokens <= kMostTokens && few(partition.gate_up_parts(), hidden_) && few(partition.down->parts(), intermediate_);
 }
 

@@ -107,7 +107,8 @@ void NodePartition::choose_tiles(const PageMap& map, const StoredMatrix& matrix,
     tile_columns_ = columns_;
     return;
   }
-  const uint64_t parts = std::min<uint64_t>(kMaxParts, uint64_t{rows_} * matrix.element / (32 * kPartitionTokens));
+  const uint64_t affordable = uint64_t{rows_} * matrix.element / (kSumsShare * sizeof(float) * kPartitionTokens);
+  const uint64_t parts = std::min<uint64_t>(kMaxParts, affordable);
   const uint64_t bands = std::max<uint64_t>(1, parts / nodes);
   tile_rows_ = u32(std::min<uint64_t>(rows_, round_up(ceil_div(rows_, bands), std::min<uint64_t>(recur, 64))));
   bands_ = u32(ceil_div(rows_, tile_rows_));

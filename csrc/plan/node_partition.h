@@ -14,9 +14,10 @@
 
 namespace ort_hina::plan {
 
-// So many tokens' partial sums cost less than reading weights from other nodes, whatever the matrix. Where rows are inputs every
-// piece contributes to its columns' sums, so tiles are few enough that theirs stay below an eighth of the weights.
-constexpr uint32_t kPartitionTokens = 16;
+// So many tokens' partial sums cost less than reading weights from other nodes, whatever the matrix. Those of more tokens are
+// worth it while they are at most this share of the weights. Where rows are inputs every piece contributes to its columns' sums,
+// so tiles are few enough that kPartitionTokens keep to the share.
+constexpr uint32_t kPartitionTokens = 16, kSumsShare = 8;
 // The most partial sums of an output, unless there are more nodes.
 constexpr uint32_t kMaxParts = 32;
 

@@ -20,9 +20,6 @@ struct Piece {
 // The pieces of items. Tiles of regular placement have the same ones again and again, which are kept once.
 class PiecePool {
  public:
-  struct Range {
-    uint32_t begin, count;
-  };
   // `listed`: the rows of those with step 0, whose `list` counts from its begin.
   uint32_t intern(const std::vector<Piece>& pieces, const std::vector<uint32_t>& listed);
   // No more will be interned.
@@ -34,6 +31,9 @@ class PiecePool {
   size_t bytes() const;
 
  private:
+  struct Range {
+    uint32_t begin, count;
+  };
   std::vector<Range> ranges_;
   std::vector<Piece> pieces_;
   std::vector<uint32_t> listed_;

@@ -26,7 +26,7 @@ void append(std::string* key, T value) {
 
 }  // namespace
 
-CutTile* CutTiles::find(const std::string& key) {
+const CutTile* CutTiles::find(const std::string& key) const {
   const auto at = tiles_.find(key);
   return at == tiles_.end() ? nullptr : &at->second;
 }

@@ -37,7 +37,7 @@ struct CutTile {
 // Tiles that were cut before, of any matrix: with even placement they recur, and are cut once. Dropped when all is cut.
 class CutTiles {
  public:
-  CutTile* find(const std::string& key);  // null: not there
+  const CutTile* find(const std::string& key) const;  // null: not there
   void keep(const std::string& key, const CutTile& tile);
 
  private:
